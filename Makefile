@@ -1,0 +1,79 @@
+# Every target is one tool. `make` alone lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+# PYTHON runs the tools. Give PYTHON=python3 on a machine that has everything installed
+# (gpu-test, bench); otherwise a virtual environment with pinned packages is made in .venv.
+BASE_PYTHON ?= $(shell for p in python3.12 python3.11 python3; do command -v $$p && break; done)
+VENV := .venv
+ifeq ($(origin PYTHON), undefined)
+PYTHON := $(VENV)/bin/python
+SERVE_READY := $(VENV)/.installed
+TEST_READY := $(VENV)/.installed-test
+endif
+
+HOST ?= 127.0.0.1
+PORT ?= 8000
+MODEL ?=
+IN ?=
+OUT ?=
+ARGS ?=
+MODEL_FLAG = $(if $(MODEL),--model-path "$(MODEL)")
+
+.PHONY: help setup serve batch bench test gpu-test test-e2e check fmt fmt-check lint types imports clean
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  \1\t/' | expand -t 14
+
+$(VENV)/bin/python:
+	@"$(BASE_PYTHON)" -c 'import sys; v = sys.version_info; sys.exit(0 if v[:2] in ((3, 11), (3, 12)) else f"Deltaloom needs Python 3.11 or 3.12, $(BASE_PYTHON) is {v[0]}.{v[1]}; set BASE_PYTHON=")'
+	"$(BASE_PYTHON)" -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@ $(VENV)/.installed
+
+setup: $(TEST_READY) ## make .venv with everything that serving and testing need
+
+serve: $(SERVE_READY) ## serve the embedded model, or MODEL=/path; PORT=8000 HOST=127.0.0.1
+	$(PYTHON) -m server.cli serve --host $(HOST) --port $(PORT) $(MODEL_FLAG) $(ARGS)
+
+batch: $(SERVE_READY) ## run an OpenAI batch file: IN=in.jsonl OUT=out.jsonl [MODEL=/path]
+	$(PYTHON) -m server.cli batch -i "$(IN)" -o "$(OUT)" $(MODEL_FLAG) $(ARGS)
+
+bench: $(SERVE_READY) ## measure speed and write bench/results/*.json
+	$(PYTHON) -m server.cli bench $(MODEL_FLAG) $(ARGS)
+
+test: $(TEST_READY) ## the tests that need no GPU
+	$(PYTHON) -m pytest $(ARGS)
+
+gpu-test: $(TEST_READY) ## the tests that need a CUDA GPU
+	$(PYTHON) -m pytest -m gpu $(ARGS)
+
+test-e2e: $(TEST_READY) ## fresh clone, real servers, real client; takes minutes
+	$(PYTHON) -m pytest -m e2e $(ARGS)
+
+fmt: $(TEST_READY) ## format the code
+	$(PYTHON) -m ruff format .
+
+fmt-check: $(TEST_READY) ## is the code formatted?
+	$(PYTHON) -m ruff format --check .
+
+lint: $(TEST_READY) ## ruff
+	$(PYTHON) -m ruff check .
+
+types: $(TEST_READY) ## mypy --strict on the four packages
+	$(PYTHON) -m mypy
+
+imports: $(TEST_READY) ## data flows one way
+	$(VENV)/bin/lint-imports
+
+check: fmt-check lint types imports test ## everything that CI runs
+
+clean: ## remove .venv, caches and build output
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
