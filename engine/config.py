@@ -1,0 +1,90 @@
+"""What the user asked for, before anything is known about the model or the machine.
+
+The fields of `EngineConfig` are the one list of engine options: the serve and batch flags
+are generated from it and `LLM` takes a keyword of each name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def option(
+    default: Any,  # noqa: ANN401  (the field's annotation carries the type)
+    help_text: str,
+    *,
+    group: str,
+    choices: tuple[str, ...] = (),
+) -> Any:  # noqa: ANN401
+    """A dataclass field that is also a command-line flag."""
+    return field(
+        default=default, metadata={"help": help_text, "group": group, "choices": choices}
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Engine options. None means: derived from the model or the machine (see `engine.plan`)."""
+
+    model_path: str = option("", "folder with config.json and safetensors", group="model")
+    load_format: str = option(
+        "auto",
+        "auto reads the checkpoint; dummy makes random weights from config.json alone",
+        group="model",
+        choices=("auto", "dummy"),
+    )
+    dtype: str = option(
+        "auto",
+        "weights and activations; auto is float32 on CPU, the checkpoint's dtype on CUDA",
+        group="model",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    max_model_len: int | None = option(
+        None, "longest prompt plus output in tokens (default: the model's)", group="model"
+    )
+    device: str = option(
+        "auto", "auto is cuda when there is one", group="machine", choices=("auto", "cpu", "cuda")
+    )
+    num_threads: int | None = option(
+        None, "CPU threads for tensor work (default: torch's choice)", group="machine"
+    )
+    compile: str = option(
+        "on",
+        "compile the decoder blocks; off starts at once and runs slower",
+        group="machine",
+        choices=("on", "off"),
+    )
+    attention_backend: str = option(
+        "auto", "paged attention implementation", group="machine", choices=("auto", "torch")
+    )
+    state_dtype: str = option(
+        "float32",
+        "dtype of the recurrent GDN state",
+        group="cache",
+        choices=("float32", "bfloat16", "float16"),
+    )
+    page_size: int = option(64, "tokens in one page of the KV cache", group="cache")
+    max_kv_tokens: int | None = option(
+        None, "tokens the KV cache holds (default: what --memory-ratio leaves)", group="cache"
+    )
+    memory_ratio: float | None = option(
+        None,
+        "share of free memory for weights and caches (default: 0.9 on CUDA, 0.4 on CPU)",
+        group="cache",
+    )
+    max_running_requests: int = option(
+        64, "requests that decode together; each holds one GDN slot", group="scheduling"
+    )
+    max_queued_requests: int = option(
+        1024, "requests that may wait; one more is refused", group="scheduling"
+    )
+    max_prefill_tokens: int | None = option(
+        None,
+        "prompt tokens in one step; smaller keeps running requests smoother "
+        "(default: 512 on CPU, 8192 on CUDA)",
+        group="scheduling",
+    )
+    seed: int | None = option(
+        None, "seeds requests that bring no seed (default: different every start)", group="scheduling"
+    )
