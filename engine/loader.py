@@ -23,6 +23,7 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 64 * 2**20
 MAX_NAMES_SHOWN = 5
+MAX_NAME_CHARS = 200
 ROWS_PER_COMPARISON = 4096
 DUMMY_STD = 0.02
 DTYPE_BYTES: Mapping[str, int] = MappingProxyType({"F32": 4, "BF16": 2, "F16": 2})
@@ -202,8 +203,8 @@ def check_plan(folder: Path, plan: WeightPlan, headers: Mapping[str, TensorHeade
         header = headers[name]
         if header.dtype not in DTYPE_BYTES:
             raise ValueError(
-                f"{header.file}: tensor {name} has dtype {header.dtype}; quantized checkpoints "
-                f"are not supported yet, accepted are {', '.join(DTYPE_BYTES)}"
+                f"{header.file}: tensor {show_name(name)} has dtype {header.dtype}; quantized "
+                f"checkpoints are not supported yet, accepted are {', '.join(DTYPE_BYTES)}"
             )
     copies = {copy for copy, _ in plan.tied}
     missing = plan.slots.keys() - headers.keys()
@@ -276,4 +277,11 @@ def show_names(names: Collection[str]) -> str:
     shown = sorted(names)[:MAX_NAMES_SHOWN]
     rest = len(names) - len(shown)
     more = f" and {rest} more" if rest else ""
-    return f"{len(names)} tensor{'s' if len(names) > 1 else ''}: {', '.join(shown)}{more}"
+    listed = ", ".join(show_name(name) for name in shown)
+    return f"{len(names)} tensor{'s' if len(names) > 1 else ''}: {listed}{more}"
+
+
+def show_name(name: str) -> str:
+    """A name from an untrusted file, fit for one line of a terminal."""
+    is_plain = name.isprintable() and len(name) <= MAX_NAME_CHARS
+    return name if is_plain else repr(name[:MAX_NAME_CHARS])
