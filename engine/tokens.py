@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
+
+from engine.hf_tokens import load_hf_tokenizer
+from engine.sentencepiece_tokens import load_sentencepiece_tokenizer
 
 
 class TextStream(Protocol):
@@ -22,7 +25,9 @@ class TextStream(Protocol):
 class Tokenizer(Protocol):
     """What the engine and the server need of a tokenizer.
 
-    Invariant: for any ids, "".join(push(id) for each id) + flush() == decode(ids).
+    Invariant: for any ids and any chunks of them, the pushes to `stream(())` and its flush
+    join to `decode(ids)`. After a prompt the text goes on where the prompt ended: a leading
+    space that `decode` drops at a text's start is kept. Ids that name no token have no text.
     """
 
     @property
@@ -33,8 +38,18 @@ class Tokenizer(Protocol):
         """Ids that skip_special_tokens drops from text."""
         ...
 
+    @property
+    def control_tokens(self) -> Mapping[str, int]:
+        """Tokens, special or not, that stand outside ordinary text, and their ids."""
+        ...
+
     def encode(self, text: str, *, parse_special: bool, add_special_tokens: bool) -> list[int]:
-        """`parse_special` False encodes the letters of a control token as ordinary text."""
+        """`parse_special` False encodes the letters of a control token as ordinary text.
+
+        Raises:
+            ValueError: the text is no valid Unicode, or this vocabulary has no way to spell
+                a control token in it as ordinary text.
+        """
         ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
@@ -62,4 +77,10 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
     Raises:
         ValueError: the file is there but cannot be read; the message names it.
     """
-    raise NotImplementedError
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        return load_hf_tokenizer(file)
+    file = folder / "tokenizer.model"
+    if file.is_file():
+        return load_sentencepiece_tokenizer(file)
+    return None
