@@ -1,0 +1,105 @@
+"""The device memory that requests own pieces of: KV pages and GDN state slots.
+
+Each pool is one stacked allocation `[layer, ...]`; a layer holds the view of its own index.
+Index 0 of pages and slots is padding: rows that belong to no request write there. Who owns
+which index is not known here (see `engine.cache.allocator`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.model_config import LayerKind, ModelConfig
+
+PADDING_INDEX = 0
+
+
+@dataclass(frozen=True)
+class KvLayer:
+    """One attention layer's keys and values, each [pages, page_size, num_kv_heads, head_dim]."""
+
+    k_pool: Tensor
+    v_pool: Tensor
+
+
+@dataclass(frozen=True)
+class GdnLayer:
+    """One GDN layer's conv windows [slots, W - 1, C] and states [slots, HV, V, K]."""
+
+    conv_pool: Tensor
+    state_pool: Tensor
+
+
+@dataclass(frozen=True)
+class CachePools:
+    """All KV pages [layer, 1 + num_pages, ...] and GDN slots [layer, 1 + num_slots, ...].
+
+    Keys and values are separate allocations: two mutated inputs of one compiled block that
+    alias each other make the compiler copy both, pool-sized.
+    """
+
+    keys: Tensor
+    values: Tensor
+    conv: Tensor
+    state: Tensor
+
+    @property
+    def page_size(self) -> int:
+        return self.keys.shape[2]
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that requests can own; the padding page is not one of them."""
+        return self.keys.shape[1] - 1
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that requests can own; the padding slot is not one of them."""
+        return self.conv.shape[1] - 1
+
+    def kv_layer(self, index: int) -> KvLayer:
+        """The view of the index-th attention layer."""
+        return KvLayer(k_pool=self.keys[index], v_pool=self.values[index])
+
+    def gdn_layer(self, index: int) -> GdnLayer:
+        """The view of the index-th GDN layer."""
+        return GdnLayer(conv_pool=self.conv[index], state_pool=self.state[index])
+
+
+def allocate_pools(
+    config: ModelConfig,
+    *,
+    num_pages: int,
+    page_size: int,
+    num_slots: int,
+    dtype: torch.dtype,
+    state_dtype: torch.dtype,
+    device: torch.device,
+) -> CachePools:
+    """Zero-filled pools with one extra padding page and slot."""
+    num_attention = config.layer_kinds.count(LayerKind.ATTENTION)
+    num_gdn = config.layer_kinds.count(LayerKind.GDN)
+    kv_shape = (num_attention, 1 + num_pages, page_size, config.num_kv_heads, config.head_dim)
+    return CachePools(
+        keys=torch.zeros(kv_shape, dtype=dtype, device=device),
+        values=torch.zeros(kv_shape, dtype=dtype, device=device),
+        conv=torch.zeros(
+            (num_gdn, 1 + num_slots, config.conv_kernel - 1, config.conv_dim),
+            dtype=dtype,
+            device=device,
+        ),
+        state=torch.zeros(
+            (
+                num_gdn,
+                1 + num_slots,
+                config.num_v_heads_gdn,
+                config.head_v_dim_gdn,
+                config.head_k_dim_gdn,
+            ),
+            dtype=state_dtype,
+            device=device,
+        ),
+    )

@@ -1,0 +1,77 @@
+"""The GatedDeltaNet token mixer: projections around the recurrent core."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.attention.protocol import RowCapabilities
+from engine.cache.pools import GdnLayer
+from engine.layers.parameter import empty_weight
+from engine.model_config import ModelConfig
+from graphs.inputs import ForwardInputs, Kind
+from graphs.kernels.gdn import reference
+from graphs.kernels.norm.reference import gated_rms_norm
+
+
+class GdnMixer(nn.Module):
+    """Conv window and recurrent state live in the pool slots of `cache`, nowhere else.
+
+    `in_proj` is one matrix with the rows [q | k | v | z | b | a]: conv_dim, value_dim, HV, HV.
+    """
+
+    capabilities = RowCapabilities(max_rows_per_request=1, can_capture=True)
+
+    def __init__(
+        self, config: ModelConfig, cache: GdnLayer, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        num_heads = config.num_v_heads_gdn
+        self.sizes = [config.conv_dim, config.value_dim, num_heads, num_heads]
+        self.num_k_heads = config.num_k_heads_gdn
+        self.head_v_dim = config.head_v_dim_gdn
+        self.eps = config.rms_norm_eps
+        self.conv_pool, self.state_pool = cache.conv_pool, cache.state_pool
+        hidden = config.hidden_size
+        self.in_proj = empty_weight(sum(self.sizes), hidden, dtype=dtype, device=device)
+        self.conv = empty_weight(config.conv_dim, config.conv_kernel, dtype=dtype, device=device)
+        self.a_log = empty_weight(num_heads, dtype=torch.float32, device=device)
+        self.dt_bias = empty_weight(num_heads, dtype=torch.float32, device=device)
+        self.norm = empty_weight(self.head_v_dim, dtype=dtype, device=device)
+        self.out_proj = empty_weight(hidden, config.value_dim, dtype=dtype, device=device)
+
+    def forward(self, x: Tensor, inputs: ForwardInputs) -> Tensor:
+        """x [T, hidden] -> [T, hidden]; advances the state of every request in `inputs`."""
+        conv_in, z, b, a = F.linear(x, self.in_proj).split(self.sizes, dim=-1)
+        if inputs.kind is Kind.DECODE:
+            o = reference.gdn_decode(
+                conv_in,
+                a,
+                b,
+                self.conv,
+                self.a_log,
+                self.dt_bias,
+                self.conv_pool,
+                self.state_pool,
+                inputs.state_slots,
+                self.num_k_heads,
+            )
+        else:
+            assert inputs.kind is Kind.PREFILL
+            o = reference.gdn_prefill(
+                conv_in,
+                a,
+                b,
+                self.conv,
+                self.a_log,
+                self.dt_bias,
+                self.conv_pool,
+                self.state_pool,
+                inputs.state_slots,
+                inputs.row_starts,
+                inputs.is_fresh,
+                self.num_k_heads,
+            )
+        gated = gated_rms_norm(o, z.unflatten(-1, (-1, self.head_v_dim)), self.norm, self.eps)
+        return F.linear(gated.flatten(1), self.out_proj)

@@ -1,0 +1,108 @@
+"""A decoder whose layers mix GatedDeltaNet and full attention.
+
+One class serves every family: families differ in tensor names and layouts, which their own
+folder maps onto these parameters (see `engine.models.weights`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.attention.protocol import AttentionBackend
+from engine.cache.pools import CachePools
+from engine.layers.attention import AttentionMixer
+from engine.layers.gdn import GdnMixer
+from engine.layers.mlp import DenseMlp, MoeMlp
+from engine.layers.parameter import empty_weight
+from engine.model_config import LayerKind, ModelConfig
+from graphs.inputs import ForwardInputs
+from graphs.kernels.norm.reference import rms_norm
+
+BlockForward = Callable[["DecoderBlock", Tensor, Tensor, ForwardInputs], tuple[Tensor, Tensor]]
+
+
+class DecoderBlock(nn.Module):
+    """Mixer and feed-forward, each after a norm; the residual stream passes through.
+
+    The residual add that belongs to the previous block happens at the start of this one, so
+    that it and the norm after it fall into one compiled region.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        mixer: GdnMixer | AttentionMixer,
+        mlp: DenseMlp | MoeMlp,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.mixer, self.mlp = mixer, mlp
+        self.eps = config.rms_norm_eps
+        self.mixer_norm = empty_weight(config.hidden_size, dtype=dtype, device=device)
+        self.mlp_norm = empty_weight(config.hidden_size, dtype=dtype, device=device)
+
+    def forward(self, x: Tensor, residual: Tensor, inputs: ForwardInputs) -> tuple[Tensor, Tensor]:
+        """x, residual [T, hidden]: the pending output and the stream it is to be added to."""
+        residual = residual + x
+        x = self.mixer(rms_norm(residual, self.mixer_norm, self.eps), inputs)
+        residual = residual + x
+        return self.mlp(rms_norm(residual, self.mlp_norm, self.eps)), residual
+
+
+class HybridModel(nn.Module):
+    """Embedding, blocks, final norm and head."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        pools: CachePools,
+        backend: AttentionBackend,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        hidden = config.hidden_size
+        self.embedding = empty_weight(config.vocab_size, hidden, dtype=dtype, device=device)
+        self.blocks = nn.ModuleList()
+        num_gdn = num_attention = 0
+        for kind, is_moe in zip(config.layer_kinds, config.is_moe, strict=True):
+            mixer: GdnMixer | AttentionMixer
+            if kind is LayerKind.GDN:
+                mixer = GdnMixer(config, pools.gdn_layer(num_gdn), dtype, device)
+                num_gdn += 1
+            else:
+                cache = pools.kv_layer(num_attention)
+                mixer = AttentionMixer(config, cache, backend, dtype, device)
+                num_attention += 1
+            mlp = (
+                MoeMlp(config, dtype, device)
+                if is_moe
+                else DenseMlp(hidden, config.intermediate_size, dtype, device)
+            )
+            self.blocks.append(DecoderBlock(config, mixer, mlp, dtype, device))
+        self.norm = empty_weight(hidden, dtype=dtype, device=device)
+        self.head = (
+            self.embedding
+            if config.tie_word_embeddings
+            else empty_weight(config.vocab_size, hidden, dtype=dtype, device=device)
+        )
+
+    def forward(self, inputs: ForwardInputs, run_block: BlockForward) -> Tensor:
+        """Logits [N, vocab] of the rows named by inputs.logit_rows.
+
+        `run_block` runs one block, compiled or as it is.
+        """
+        x = F.embedding(inputs.token_ids, self.embedding)
+        residual = torch.zeros_like(x)
+        for block in self.blocks:
+            assert isinstance(block, DecoderBlock)
+            x, residual = run_block(block, x, residual, inputs)
+        rows = inputs.logit_rows
+        hidden = rms_norm(residual[rows] + x[rows], self.norm, self.config.rms_norm_eps)
+        return F.linear(hidden, self.head)
