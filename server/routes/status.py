@@ -1,0 +1,51 @@
+"""Liveness, readiness, version and metrics: the endpoints that need no API key."""
+
+from __future__ import annotations
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from engine.client import EngineDeadError
+from engine.version import __version__
+from server.routes.bodies import json_response
+from server.schemas_response import VersionResponse
+from server.service_state import ServerState
+
+OPEN_PATHS = frozenset(("/health", "/ready", "/version", "/metrics"))
+
+
+def status_routes(state: ServerState) -> list[Route]:
+    """/health, /ready, /version and /metrics."""
+
+    async def health(request: Request) -> Response:
+        return Response(status_code=200 if state.is_healthy else 503)
+
+    async def ready(request: Request) -> Response:
+        return Response(status_code=200 if state.is_ready else 503)
+
+    async def version(request: Request) -> Response:
+        return json_response(VersionResponse(__version__))
+
+    async def metrics(request: Request) -> Response:
+        return Response(await render_metrics(state), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    return [
+        Route("/health", health, methods=["GET"]),
+        Route("/ready", ready, methods=["GET"]),
+        Route("/version", version, methods=["GET"]),
+        Route("/metrics", metrics, methods=["GET"]),
+    ]
+
+
+async def render_metrics(state: ServerState) -> bytes:
+    """The exposition text: empty while loading, without the engine's part once it is dead."""
+    model = state.loaded_model
+    if model is None:
+        return b""
+    try:
+        stats = await model.client.stats()
+    except EngineDeadError:
+        stats = None
+    return model.metrics.render(stats)

@@ -1,0 +1,72 @@
+"""The Prometheus exposition."""
+
+from __future__ import annotations
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from server.app import AppOptions, build_app
+from server.service_state import ServerState
+from tests.server.stub_engine import StubEngine
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+async def scrape(http: httpx.AsyncClient) -> dict[tuple[str, str], float]:
+    """(sample name, the label that is not model_name) -> value."""
+    response = await http.get("/metrics")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    samples = {}
+    for family in text_string_to_metric_families(response.text):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert labels.pop("model_name") == "gander-12m"
+            assert len(labels) <= 1
+            samples[sample.name, next(iter(labels.values()), "")] = sample.value
+    return samples
+
+
+async def test_names_and_values(http: httpx.AsyncClient, engine: StubEngine) -> None:
+    """S2: facts 1.8, dashboards find these names; the engine's counters are as it gives them."""
+    samples = await scrape(http)
+    assert samples["deltaloom:num_requests_running", ""] == 0
+    assert samples["deltaloom:num_requests_waiting", ""] == 0
+    assert samples["deltaloom:kv_cache_usage_perc", ""] == 16 / 64
+    assert samples["deltaloom:num_steps_total", ""] == 7
+    for name in ("prompt_tokens", "generation_tokens", "num_preemptions"):
+        assert (f"deltaloom:{name}_total", "") in samples
+    assert samples["deltaloom:request_success_total", "stop"] == 0
+
+
+async def test_requests_are_counted(http: httpx.AsyncClient, engine: StubEngine) -> None:
+    """S2: one observation of each time per choice, one between each pair of updates."""
+    await http.post("/v1/chat/completions", json=CHAT | {"n": 2})
+    await http.post("/v1/chat/completions", json=CHAT | {"max_tokens": 1})
+    engine.is_full = True
+    await http.post("/v1/chat/completions", json=CHAT)
+    samples = await scrape(http)
+    assert samples["deltaloom:request_success_total", "stop"] == 2
+    assert samples["deltaloom:request_success_total", "length"] == 1
+    assert samples["deltaloom:request_success_total", "error"] == 1
+    assert samples["deltaloom:time_to_first_token_seconds_count", ""] == 3
+    assert samples["deltaloom:e2e_request_latency_seconds_count", ""] == 3
+    num_output = len(engine.reply(engine.requests[0])) + 1
+    assert samples["deltaloom:inter_token_latency_seconds_count", ""] == 2 * (num_output - 1)
+
+
+async def test_head_and_a_dead_engine(http: httpx.AsyncClient, engine: StubEngine) -> None:
+    """S2: facts 1.0, HEAD works; without the engine the server's own metrics remain."""
+    head = await http.head("/metrics")
+    assert (head.status_code, head.content) == (200, b"")
+    engine.die()
+    samples = await scrape(http)
+    assert ("deltaloom:num_requests_running", "") not in samples
+    assert ("deltaloom:request_success_total", "stop") in samples
+
+
+async def test_while_loading() -> None:
+    """S2: a scrape before the model is ready succeeds."""
+    transport = httpx.ASGITransport(app=build_app(ServerState(), AppOptions()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        assert (await http.get("/metrics")).status_code == 200
