@@ -18,9 +18,7 @@ def option(
     choices: tuple[str, ...] = (),
 ) -> Any:  # noqa: ANN401
     """A dataclass field that is also a command-line flag."""
-    return field(
-        default=default, metadata={"help": help_text, "group": group, "choices": choices}
-    )
+    return field(default=default, metadata={"help": help_text, "group": group, "choices": choices})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,5 +84,7 @@ class EngineConfig:
         group="scheduling",
     )
     seed: int | None = option(
-        None, "seeds requests that bring no seed (default: different every start)", group="scheduling"
+        None,
+        "seeds requests that bring no seed (default: different every start)",
+        group="scheduling",
     )

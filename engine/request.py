@@ -84,8 +84,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             require_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
             if self.min_tokens > self.max_tokens:
                 raise ValueError(
-                    f"min_tokens ({self.min_tokens}) must not exceed max_tokens "
-                    f"({self.max_tokens})"
+                    f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})"
                 )
         if self.seed is not None:
             require_range("seed", self.seed, -(2**63), MAX_SEED)
@@ -100,9 +99,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise ValueError(f"stop takes at most {MAX_STOP_STRINGS} strings")
         for text in self.stop_strings:
             if not text or len(text) > MAX_STOP_STRING_CHARS:
-                raise ValueError(
-                    f"stop strings must have 1 to {MAX_STOP_STRING_CHARS} characters"
-                )
+                raise ValueError(f"stop strings must have 1 to {MAX_STOP_STRING_CHARS} characters")
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise ValueError(f"stop_token_ids takes at most {MAX_STOP_TOKEN_IDS} ids")
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 
-F = TypeVar("F", bound=Callable[..., object])
+Run = TypeVar("Run", bound=Callable[..., object])
+
+# Decode alone, decode together, prefill; each first static, then dynamic, per block kind.
+MAX_COMPILATIONS_PER_BLOCK_KIND = 8
 
 
-def compile_block(run_block: F, *, is_enabled: bool) -> F:
+def compile_block(run_block: Run, *, is_enabled: bool) -> Run:
     """`run_block` compiled as a whole, without graph breaks; as it is when not enabled.
 
     Blocks of one kind share a compilation, since parameters and pools enter as inputs. Shapes
@@ -18,4 +21,14 @@ def compile_block(run_block: F, *, is_enabled: bool) -> F:
     """
     if not is_enabled:
         return run_block
-    return torch.compile(run_block, fullgraph=True, dynamic=None)
+    return cast(Run, torch.compile(run_block, fullgraph=True))
+
+
+def allow_compilations(num_block_kinds: int) -> None:
+    """Let the calling thread compile all planned shapes of that many block kinds.
+
+    Call it first on the thread that runs compiled code: Dynamo keeps its limit per thread, and
+    counts all kinds against it, since they share the code that is compiled.
+    """
+    needed = MAX_COMPILATIONS_PER_BLOCK_KIND * num_block_kinds
+    torch._dynamo.config.recompile_limit = needed

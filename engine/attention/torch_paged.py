@@ -23,6 +23,7 @@ class TorchPagedAttention:
                 q, kv.k_pool, kv.v_pool, inputs.page_table, inputs.context_lens
             )
         assert inputs.kind is Kind.PREFILL
-        return reference.paged_prefill_attention(
+        attended: Tensor = reference.paged_prefill_attention(
             q, kv.k_pool, kv.v_pool, inputs.page_table, inputs.context_lens, inputs.row_starts
         )
+        return attended

@@ -44,5 +44,6 @@ class MoeMlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""
         weights, expert_ids = route(x, self.router, self.top_k, self.renormalise)
-        routed = moe_experts(x, weights, expert_ids, self.gate_up_proj, self.down_proj)
-        return routed + torch.sigmoid(F.linear(x, self.shared_gate)) * self.shared(x)
+        routed: Tensor = moe_experts(x, weights, expert_ids, self.gate_up_proj, self.down_proj)
+        shared: Tensor = self.shared(x)
+        return routed + torch.sigmoid(F.linear(x, self.shared_gate)) * shared

@@ -42,7 +42,7 @@ def paged_decode_attention(
     grouped_q = q.view(num_requests, 1, num_kv_heads, -1, head_dim).float()
     scores = (grouped_q * k[:, :, :, None].float()).sum(-1) * head_dim**-0.5  # [R, S, H, G]
     weights = scores.masked_fill(outside[:, :, None, None], -torch.inf).softmax(1)
-    attended = (weights[..., None] * v[:, :, :, None]).sum(1)
+    attended: Tensor = (weights[..., None] * v[:, :, :, None]).sum(1)
     return attended.to(q.dtype).view(num_requests, num_q_heads, head_dim)
 
 
@@ -58,7 +58,7 @@ def paged_prefill_attention(
     """Any number of rows per request, q [T, HQ, D], causal; the rows' own k and v are stored.
 
     The last row of request r is at position context_lens[r] - 1. row_starts [R + 1] is on the
-    CPU; rows past row_starts[-1] are padding and their output is zero.
+    CPU; rows past row_starts[-1] are padding and so are requests without rows: output zero.
     """
     out = torch.zeros_like(q)
     page_size = k_pool.shape[1]
@@ -66,6 +66,8 @@ def paged_prefill_attention(
     for index, context_len in enumerate(context_lens.tolist()):
         rows = slice(starts[index], starts[index + 1])
         num_rows = rows.stop - rows.start
+        if num_rows == 0:
+            continue
         pages = page_table[index, : -(-context_len // page_size)]
         k = k_pool[pages].flatten(0, 1)[:context_len].transpose(0, 1)  # [H, S, D]
         v = v_pool[pages].flatten(0, 1)[:context_len].transpose(0, 1)

@@ -145,7 +145,8 @@ def gdn_prefill(
     """Many tokens for each of R requests; returns o [T, HV, V] in conv_in's dtype.
 
     conv_in [T, C], a and b [T, HV]. row_starts [R + 1] and is_fresh [R] are on the CPU. Rows
-    past row_starts[-1] are padding: they read no state, and their output is zero.
+    past row_starts[-1] are padding: they read no state, and their output is zero. A request
+    without rows is padding too.
     """
     num_v_heads, head_v_dim, head_k_dim = state_pool.shape[1:]
     out = conv_in.new_zeros(conv_in.shape[0], num_v_heads, head_v_dim)
@@ -155,6 +156,8 @@ def gdn_prefill(
         zip(state_slots.tolist(), is_fresh.tolist(), strict=True)
     ):
         rows = slice(starts[index], starts[index + 1])
+        if rows.start == rows.stop:
+            continue
         window, state = conv_pool[slot], state_pool[slot].float()
         if fresh:
             window, state = torch.zeros_like(window), torch.zeros_like(state)

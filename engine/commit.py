@@ -1,0 +1,108 @@
+"""What committing a token does to its request: text, stops, log-probabilities, the update."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from engine.batch import BatchEntry, StepResult
+from engine.request import FinishReason, RequestUpdate, TokenLogprob
+from engine.request_state import RequestState
+
+logger = logging.getLogger(__name__)
+
+
+def commit_token(
+    state: RequestState,
+    result: StepResult,
+    index: int,
+    eos_token_ids: Collection[int],
+    max_request_tokens: int,
+) -> None:
+    """Append the index-th sampled token of a step and decide whether the request is over.
+
+    The first boundary wins, in this order: EOS, stop token, stop string, length. The token
+    that completes a stop is part of the output; nothing after it ever is.
+    """
+    if result.is_bad[index]:
+        fail(state, "the model produced no finite logits for this request")
+        return
+    token_id = result.token_ids[index]
+    params = state.params
+    state.output_token_ids.append(token_id)
+    state.num_undelivered += 1
+    if params.logprobs is not None:
+        assert result.logprobs is not None
+        top = result.tops[index][: params.logprobs] if result.tops and params.logprobs else []
+        state.undelivered_logprobs.append(TokenLogprob(token_id, result.logprobs[index], top))
+    num_output = len(state.output_token_ids)
+    can_stop = num_output > params.min_tokens
+    if can_stop and not params.ignore_eos and token_id in eos_token_ids:
+        state.finish_reason = FinishReason.STOP
+    elif can_stop and token_id in params.stop_token_ids:
+        state.finish_reason, state.stop_reason = FinishReason.STOP, token_id
+    elif (stop_string := find_stop_string(state, token_id)) is not None:
+        state.finish_reason, state.stop_reason = FinishReason.STOP, stop_string
+    elif state.finish_reason is None and (
+        num_output == params.max_tokens or state.num_tokens >= max_request_tokens
+    ):
+        state.finish_reason = FinishReason.LENGTH
+
+
+def find_stop_string(state: RequestState, token_id: int) -> str | None:
+    """The stop string that this token completes; a tokenizer fault fails the request alone."""
+    if state.output_text is None:
+        return None
+    try:
+        state.output_text.push(token_id)
+    except Exception:
+        logger.exception("detokenizing failed for request %s", state.request_id)
+        fail(state, "the tokenizer failed on this request's output")
+        return None
+    return state.output_text.stop_string
+
+
+def commit_scores(entry: BatchEntry, scores: list[tuple[float, list[tuple[int, float]]]]) -> None:
+    """Record the log-probabilities of the prompt tokens that follow the scored rows."""
+    state = entry.state
+    num_top = state.params.prompt_logprobs
+    assert num_top is not None
+    if not state.prompt_logprobs:
+        state.prompt_logprobs.append(None)
+    for row, (logprob, top) in enumerate(scores, start=entry.start):
+        if row + 1 == len(state.prompt_logprobs):
+            token_id = state.request.prompt_token_ids[row + 1]
+            state.prompt_logprobs.append(TokenLogprob(token_id, logprob, top[:num_top]))
+
+
+def fail(state: RequestState, error: str | None = None) -> None:
+    """End a request with an error of its own."""
+    state.finish_reason = FinishReason.ERROR
+    state.error = error
+
+
+def take_update(state: RequestState) -> RequestUpdate | None:
+    """What was committed since the last update, None when there is nothing to tell."""
+    if state.num_undelivered == 0 and state.finish_reason is None:
+        return None
+    return finish_update(state)
+
+
+def finish_update(state: RequestState, error: str | None = None) -> RequestUpdate:
+    """Everything committed and not yet delivered, with the finish reason if there is one."""
+    num_new, state.num_undelivered = state.num_undelivered, 0
+    logprobs, state.undelivered_logprobs = state.undelivered_logprobs, []
+    prompt_logprobs = None
+    if state.params.prompt_logprobs is not None and not state.has_delivered:
+        # A prompt of one token has no row to score.
+        prompt_logprobs = list(state.prompt_logprobs) or [None]
+    state.has_delivered = True
+    return RequestUpdate(
+        request_id=state.request_id,
+        token_ids=state.output_token_ids[len(state.output_token_ids) - num_new :],
+        logprobs=None if state.params.logprobs is None else logprobs,
+        prompt_logprobs=prompt_logprobs,
+        finish_reason=state.finish_reason,
+        stop_reason=state.stop_reason,
+        error=error or state.error,
+    )

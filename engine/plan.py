@@ -1,0 +1,184 @@
+"""From what the user asked, the model and the machine to one frozen plan.
+
+Every refusal at start-up happens here, before anything large is allocated.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig
+from engine.device_facts import DeviceFacts
+from engine.memory import MemoryPlan, plan_memory, unit_bytes
+from engine.model_config import ModelConfig
+from engine.request import RequestLimits
+from engine.sampling_rows import sampling_bytes_per_slot
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MEMORY_RATIO_CUDA = 0.9
+DEFAULT_MEMORY_RATIO_CPU = 0.4
+DEFAULT_PREFILL_TOKENS_CUDA = 8192
+DEFAULT_PREFILL_TOKENS_CPU = 512
+MAX_COUNT = 2**31 - 1
+POSITIVE_OPTIONS = frozenset(
+    (
+        "max_model_len",
+        "num_threads",
+        "page_size",
+        "max_kv_tokens",
+        "max_running_requests",
+        "max_queued_requests",
+        "max_prefill_tokens",
+    )
+)
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All decisions that the engine is built from."""
+
+    model_path: Path
+    model: ModelConfig
+    load_format: str
+    device: DeviceFacts
+    dtype: torch.dtype
+    state_dtype: torch.dtype
+    is_compiled: bool
+    memory: MemoryPlan
+    page_size: int
+    max_running_requests: int
+    max_queued_requests: int
+    max_prefill_tokens: int
+    limits: RequestLimits
+    seed: int
+
+
+def make_plan(
+    config: EngineConfig, model: ModelConfig, facts: DeviceFacts, num_weights: int
+) -> Plan:
+    """Decide everything that `config` left open; `num_weights` counts the model's values.
+
+    Raises:
+        ValueError: an option is out of range or the model does not fit; names the flag.
+    """
+    check_options(config)
+    is_cuda = facts.device.type == "cuda"
+    dtype = DTYPES[choose_dtype(config.dtype, model, is_cuda)]
+    state_dtype = DTYPES[config.state_dtype]
+    units = unit_bytes(
+        model,
+        dtype_bytes=dtype.itemsize,
+        state_dtype_bytes=state_dtype.itemsize,
+        sampling_slot_bytes=sampling_bytes_per_slot(model.vocab_size),
+    )
+    wanted_len = choose_model_len(config, model)
+    wanted_tokens = config.max_kv_tokens or config.max_running_requests * wanted_len
+    default_ratio = DEFAULT_MEMORY_RATIO_CUDA if is_cuda else DEFAULT_MEMORY_RATIO_CPU
+    # An explicit --max-model-len must fit whole; the model's own is cut to what fits.
+    min_tokens = wanted_len if config.max_model_len is not None else 1
+    min_pages = num_pages_for(config.max_kv_tokens or min_tokens, config.page_size)
+    memory = plan_memory(
+        units,
+        free_bytes=facts.free_bytes,
+        memory_ratio=default_ratio if config.memory_ratio is None else config.memory_ratio,
+        weight_bytes=num_weights * dtype.itemsize,
+        num_slots=config.max_running_requests,
+        page_size=config.page_size,
+        wanted_pages=num_pages_for(wanted_tokens, config.page_size),
+        min_pages=min_pages,
+    )
+    max_kv_tokens = memory.num_pages * config.page_size
+    if config.max_kv_tokens is not None and config.max_model_len is not None:
+        require(
+            max_kv_tokens >= config.max_model_len,
+            f"--max-kv-tokens {config.max_kv_tokens} is less than --max-model-len "
+            f"{config.max_model_len}; raise the one or lower the other",
+        )
+    max_model_len = min(wanted_len, max_kv_tokens)
+    if max_model_len < wanted_len:
+        logger.info("max_model_len is %d: that is what the KV cache holds", max_model_len)
+    return Plan(
+        model_path=Path(config.model_path),
+        model=model,
+        load_format=config.load_format,
+        device=facts,
+        dtype=dtype,
+        state_dtype=state_dtype,
+        is_compiled=config.compile == "on",
+        memory=memory,
+        page_size=config.page_size,
+        max_running_requests=config.max_running_requests,
+        max_queued_requests=config.max_queued_requests,
+        max_prefill_tokens=config.max_prefill_tokens
+        or (DEFAULT_PREFILL_TOKENS_CUDA if is_cuda else DEFAULT_PREFILL_TOKENS_CPU),
+        limits=RequestLimits(
+            max_model_len=max_model_len,
+            max_kv_tokens=max_kv_tokens,
+            vocab_size=model.vocab_size,
+        ),
+        seed=secrets.randbits(63) if config.seed is None else config.seed,
+    )
+
+
+def check_options(config: EngineConfig) -> None:
+    """Refuse numbers and words that no model or machine could make right."""
+    for option in fields(config):
+        value = getattr(config, option.name)
+        flag = "--" + option.name.replace("_", "-")
+        choices = option.metadata["choices"]
+        if choices:
+            require(value in choices, f"{flag} must be one of {', '.join(choices)}, got {value!r}")
+        elif value is not None and option.name in POSITIVE_OPTIONS:
+            require(
+                isinstance(value, int) and 1 <= value <= MAX_COUNT,
+                f"{flag} must be in [1, {MAX_COUNT}], got {value!r}",
+            )
+    ratio = config.memory_ratio
+    require(ratio is None or 0.0 < ratio <= 1.0, f"--memory-ratio must be in (0, 1], got {ratio}")
+    require(
+        config.seed is None or -(2**63) <= config.seed < 2**64,
+        f"--seed must be a 64-bit number, got {config.seed}",
+    )
+
+
+def choose_dtype(wanted: str, model: ModelConfig, is_cuda: bool) -> str:
+    """auto: exact on CPU, the checkpoint's own on CUDA."""
+    if wanted != "auto":
+        return wanted
+    return model.dtype if is_cuda else "float32"
+
+
+def choose_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    """The longest sequence asked for, never beyond what the model's positions allow."""
+    wanted = config.max_model_len
+    if wanted is None:
+        return model.max_position_embeddings
+    require(
+        wanted <= model.max_position_embeddings,
+        f"--max-model-len {wanted} is beyond this model's {model.max_position_embeddings} "
+        f"(max_position_embeddings in config.json)",
+    )
+    return wanted
+
+
+def num_pages_for(num_tokens: int, page_size: int) -> int:
+    """Pages that hold `num_tokens`, the last one perhaps in part."""
+    return -(-num_tokens // page_size)
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ValueError with `message` unless `condition`."""
+    if not condition:
+        raise ValueError(message)

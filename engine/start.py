@@ -1,0 +1,180 @@
+"""Building an engine: plan, allocate, load, compile. Each step returns a value."""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from engine.attention.torch_paged import TorchPagedAttention
+from engine.cache.allocator import IndexAllocator
+from engine.cache.pools import CachePools, allocate_pools
+from engine.client import EngineInfo
+from engine.config import EngineConfig
+from engine.device_facts import read_device_facts
+from engine.engine import Engine
+from engine.loader import fill_dummy, load_weights
+from engine.memory import show
+from engine.model_config import ModelConfig, load_model_config
+from engine.models.build import build_model, plan_weights
+from engine.models.hybrid import BlockForward, DecoderBlock, HybridModel
+from engine.plan import Plan, make_plan
+from engine.runner import Runner
+from engine.sampling_rows import SamplingTable
+from engine.scheduler import Scheduler, SchedulerLimits
+from engine.tokens import load_tokenizer
+from engine.version import __version__
+from engine.warm_up import warm_up
+from graphs.compile import allow_compilations, compile_block
+from graphs.inputs import ForwardInputs
+
+logger = logging.getLogger(__name__)
+
+DUMMY_SEED = 0
+
+
+def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
+    """An engine that is ready to `run`, with every planned shape compiled.
+
+    Raises:
+        ValueError: an option, the checkpoint or its tokenizer is unusable; one line, names it.
+    """
+    started_s = time.monotonic()
+    folder = Path(config.model_path)
+    if not folder.is_dir():
+        raise ValueError(f"--model-path {config.model_path!r} is not a folder")
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    model_config = load_model_config(folder)
+    facts = read_device_facts(config.device)
+    plan = make_plan(config, model_config, facts, count_weights(model_config))
+    tokenizer = load_tokenizer(folder)
+    pools = allocate(plan)
+    model = load_model(plan, pools, has_progress=has_progress)
+    loaded_s = time.monotonic()
+    num_block_kinds = len(set(zip(model_config.layer_kinds, model_config.is_moe, strict=True)))
+    thread = ThreadPoolExecutor(
+        1, "launch", initializer=allow_compilations, initargs=(num_block_kinds,)
+    )
+    run_block = compile_block(forward_block, is_enabled=plan.is_compiled)
+    thread.submit(warm_up, model, run_block, plan.page_size, facts.device).result()
+    runner = build_runner(plan, model, run_block, thread)
+    ready_s = time.monotonic()
+    phases = {"load": loaded_s - started_s, "compile": ready_s - loaded_s}
+    phases["ready"] = ready_s - started_s
+    logger.info("ready: %s", ", ".join(f"{name} {value:.1f} s" for name, value in phases.items()))
+    return Engine(describe(plan, phases), build_scheduler(plan), runner, tokenizer, plan.seed)
+
+
+def forward_block(
+    block: DecoderBlock, x: torch.Tensor, residual: torch.Tensor, inputs: ForwardInputs
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is compiled: one decoder block."""
+    return block(x, residual, inputs)  # type: ignore[no-any-return]
+
+
+def count_weights(config: ModelConfig) -> int:
+    """Number of weight values, from shapes alone."""
+    meta = torch.device("meta")
+    pools = allocate_pools(
+        config,
+        num_pages=1,
+        page_size=1,
+        num_slots=1,
+        dtype=torch.float32,
+        state_dtype=torch.float32,
+        device=meta,
+    )
+    model = build_model(config, pools, TorchPagedAttention(), torch.float32, meta)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def allocate(plan: Plan) -> CachePools:
+    """The cache pools of the plan; says in the log what they take."""
+    memory = plan.memory
+    logger.info(
+        "memory: weights %s, %d GDN slots %s, %d KV pages of %d tokens %s, of %s",
+        show(memory.weight_bytes),
+        memory.num_slots,
+        show(memory.slot_bytes),
+        memory.num_pages,
+        plan.page_size,
+        show(memory.num_pages * memory.page_bytes),
+        show(memory.budget_bytes),
+    )
+    return allocate_pools(
+        plan.model,
+        num_pages=memory.num_pages,
+        page_size=plan.page_size,
+        num_slots=memory.num_slots,
+        dtype=plan.dtype,
+        state_dtype=plan.state_dtype,
+        device=plan.device.device,
+    )
+
+
+def load_model(plan: Plan, pools: CachePools, *, has_progress: bool) -> HybridModel:
+    """The model with its weights, read from the checkpoint or made up."""
+    device = plan.device.device
+    model = build_model(plan.model, pools, TorchPagedAttention(), plan.dtype, device)
+    if plan.load_format == "dummy":
+        fill_dummy(model.parameters(), DUMMY_SEED)
+    else:
+        load_weights(
+            plan.model_path, lambda names: plan_weights(model, names), device, progress=has_progress
+        )
+    return model
+
+
+def build_runner(
+    plan: Plan, model: HybridModel, run_block: BlockForward, thread: ThreadPoolExecutor
+) -> Runner:
+    """The runner with an empty sampling table."""
+    device = plan.device.device
+    table = SamplingTable(plan.memory.num_slots, plan.model.vocab_size, device)
+    return Runner(
+        model,
+        run_block,
+        table,
+        thread,
+        page_size=plan.page_size,
+        eos_token_ids=plan.model.eos_token_ids,
+        device=device,
+    )
+
+
+def build_scheduler(plan: Plan) -> Scheduler:
+    """The scheduler with all pages and slots free."""
+    limits = SchedulerLimits(
+        max_running_requests=plan.max_running_requests,
+        max_queued_requests=plan.max_queued_requests,
+        max_prefill_tokens=plan.max_prefill_tokens,
+        max_request_tokens=plan.limits.max_request_tokens,
+        page_size=plan.page_size,
+    )
+    return Scheduler(
+        limits,
+        IndexAllocator("KV pages", plan.memory.num_pages),
+        IndexAllocator("GDN slots", plan.memory.num_slots),
+        plan.model.eos_token_ids,
+    )
+
+
+def describe(plan: Plan, startup_s: dict[str, float]) -> EngineInfo:
+    """What clients may know of the plan."""
+    return EngineInfo(
+        version=__version__,
+        model_type=plan.model.model_type,
+        dtype=str(plan.dtype).removeprefix("torch."),
+        device=plan.device.name,
+        limits=plan.limits,
+        eos_token_ids=list(plan.model.eos_token_ids),
+        page_size=plan.page_size,
+        num_pages=plan.memory.num_pages,
+        num_slots=plan.memory.num_slots,
+        max_running_requests=plan.max_running_requests,
+        startup_s=startup_s,
+    )

@@ -1,0 +1,117 @@
+"""Choosing tokens in plain torch: counter-based noise and exact truncation.
+
+Every result is a function of one row alone, with the same bits for any batch around it and
+in any implementation: the noise is integer arithmetic on (seed, position, token id), and
+probability mass is added up as integers, so no order of additions can move a boundary.
+Everything has static shapes and reads nothing back to the host.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_MASK32 = 0xFFFFFFFF
+_HALF32 = 1 << 31
+_MULTIPLIER_A = 0xD2511F53
+_MULTIPLIER_B = 0xCD9E8D57
+_KEY_STEP_A = 0x9E3779B9
+_KEY_STEP_B = 0xBB67AE85
+_NUM_ROUNDS = 10
+# Largest float32 below 1: words near 2^32 would round up to 1.
+_MAX_UNIFORM = 1.0 - 2.0**-24
+# Mass unit of 2^-40 of the likeliest token: 2^18 tokens sum to less than 2^59.
+_MASS_SCALE = 2.0**40
+
+
+def _multiply_wide(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
+    """High and low 32 bits of word * multiplier, for an odd multiplier and 32-bit words.
+
+    The plain product can pass 2^63, and compiled C++ drops the mask after a signed product
+    that "cannot" overflow. With the word centred on zero nothing overflows:
+    word * m = (word - 2^31) * m + (m - 1) / 2 * 2^32 + 2^31.
+    """
+    centred = (word - _HALF32) * multiplier + _HALF32
+    return (centred >> 32) + (multiplier >> 1), centred & _MASK32
+
+
+def philox_words(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    """The first output word of Philox4x32-10 as int64, [R, N], in [0, 2^32).
+
+    seeds, positions: [R] int64. token_ids: [R, N] or [1, N] int64, in [0, 2^32). The key is
+    (seed low, seed high), the counter (token id, position, 0, 0). These are the bits of
+    `tl.philox(seed, token_id, position, 0, 0)` with 32-bit counters (64-bit counters would
+    select another generator there). Salmon et al., "Parallel random numbers: as easy as
+    1, 2, 3", 2011.
+    """
+    key_a = seeds[:, None] & _MASK32
+    key_b = (seeds[:, None] >> 32) & _MASK32
+    word_0, word_1 = token_ids, positions[:, None] & _MASK32
+    word_2 = word_3 = torch.zeros_like(word_1)
+    for _ in range(_NUM_ROUNDS):
+        high_a, low_a = _multiply_wide(word_0, _MULTIPLIER_A)
+        high_b, low_b = _multiply_wide(word_2, _MULTIPLIER_B)
+        word_0, word_1 = high_b ^ word_1 ^ key_a, low_b
+        word_2, word_3 = high_a ^ word_3 ^ key_b, low_a
+        key_a = (key_a + _KEY_STEP_A) & _MASK32
+        key_b = (key_b + _KEY_STEP_B) & _MASK32
+    return word_0
+
+
+def uniform_from_words(words: Tensor) -> Tensor:
+    """32-bit words as float32 in (0, 1), ends excluded."""
+    return ((words.float() + 0.5) * 2.0**-32).clamp(max=_MAX_UNIFORM)
+
+
+def philox_uniform(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+    """Uniform noise in (0, 1) of every token, [R, V] float32; see `philox_words`."""
+    token_ids = torch.arange(vocab_size, device=seeds.device)[None]
+    return uniform_from_words(philox_words(seeds, positions, token_ids))
+
+
+def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    """Standard Gumbel noise of the given tokens, [R, N] float32, always finite.
+
+    argmax(log p + noise) draws from p. The large values, which decide, come from u near 0,
+    where float32 is finest.
+    """
+    uniform = uniform_from_words(philox_words(seeds, positions, token_ids))
+    return -torch.log(-torch.log1p(-uniform))
+
+
+def rank_tokens(scores: Tensor, num_ranked: int) -> Tensor:
+    """Ids of the `num_ranked` best tokens of each row, best first, [R, num_ranked] int64.
+
+    scores: [R, V] float32, -inf allowed. Equal scores rank by token id, lowest first.
+    """
+    vocab_size = scores.shape[-1]
+    # -0.0 ranks as 0.0, its equal.
+    bits = torch.where(scores == 0.0, 0, scores.view(torch.int32))
+    # Integers that order as the floats do: the magnitude bits of negative floats flip.
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
+    reversed_ids = _MASK32 - torch.arange(vocab_size, device=scores.device)
+    keys = (ordered << 32) | reversed_ids
+    if num_ranked < vocab_size:
+        ranked = torch.topk(keys, num_ranked, dim=-1).values
+    else:
+        ranked = torch.sort(keys, dim=-1, descending=True).values
+    return _MASK32 - (ranked & _MASK32)
+
+
+def keep_mask(ranked: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Which ranked tokens stay: top-k, then top-p of what is left, then min-p; [R, N] bool.
+
+    ranked: [R, N] float32, scaled logits less their row maximum, best first; N covers at
+    least top_k tokens in rows that use top_k or top_p. top_k: [R] int64 >= 1, N or more is
+    off. top_p: [R] float32 in (0, 1], 1 is off: the fewest tokens whose share of the mass
+    reaches top_p. min_p: [R] float32 in [0, 1]: at least that fraction of the best token's
+    probability. The best token always stays.
+    """
+    ranks = torch.arange(ranked.shape[-1], device=ranked.device)
+    is_kept = ranks < top_k[:, None]
+    mass = torch.where(is_kept, (torch.exp(ranked) * _MASS_SCALE).long(), 0)
+    mass_through = mass.cumsum(-1)
+    # At least 1, for the best token stays even where top_p rounds to 0.
+    wanted = torch.ceil(top_p.double() * mass_through[:, -1].double()).long().clamp(min=1)
+    is_kept &= (mass_through - mass < wanted[:, None]) | (top_p[:, None] >= 1.0)
+    return is_kept & (ranked >= torch.log(min_p)[:, None])
