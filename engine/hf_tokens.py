@@ -39,8 +39,12 @@ class HfTokenizer:
         self._decoder = decoder
         added = self._library.get_added_tokens_decoder()
         self._added_bytes = {i: token.content.encode() for i, token in added.items()}
-        self._control_tokens = {token.content: i for i, token in added.items()}
-        self._control_ids = frozenset(added)
+        self._control_tokens = {
+            token.content: i
+            for i, token in added.items()
+            if token.special or _is_markup(token.content)
+        }
+        self._control_ids = frozenset(self._control_tokens.values())
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._vocab_size = max(self._library.get_vocab(with_added_tokens=True).values()) + 1
         self._byte_of_char = _byte_of_char() if decoder.is_byte_level else {}
@@ -108,9 +112,10 @@ class HfTokenizer:
 
     @cached_property
     def _plain_library(self) -> Library:
-        """The same vocabulary without added tokens: their letters are ordinary text."""
+        """The same vocabulary without control tokens: their letters are ordinary text."""
         spec = json.loads(self._library.to_str())
-        return _library_from(json.dumps(spec | {"added_tokens": []}))
+        words = [token for token in spec["added_tokens"] if token["id"] not in self._control_ids]
+        return _library_from(json.dumps(spec | {"added_tokens": words}))
 
     def _build_bytes(self, token_id: int) -> bytes:
         if token_id in self._added_bytes:
@@ -142,6 +147,11 @@ def load_hf_tokenizer(file: Path) -> HfTokenizer:
         return HfTokenizer(spec, _decoder_from(json.loads(spec).get("decoder")))
     except Exception as error:  # the library raises bare Exception for a bad file
         raise ValueError(f"{file}: not a readable tokenizer.json ({error})") from error
+
+
+def _is_markup(token: str) -> bool:
+    """Vocabularies also grow by words and runs of spaces; those are ordinary text."""
+    return not all(char.isalnum() or char.isspace() for char in token)
 
 
 def _library_from(spec: str) -> Library:
