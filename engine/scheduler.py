@@ -158,7 +158,8 @@ class Scheduler:
         self._pages.check_integrity(page for state in owners for page in state.pages)
         self._slots.check_integrity(s.slot for s in owners if s.slot is not None)
         assert all(state.slot is not None for state in self._running)
-        assert all(state.slot is None and not state.pages for state in self._waiting)
+        for state in self._waiting:
+            assert state.slot is None and not state.pages and state.num_computed == 0
         for state in self._running:
             assert len(state.pages) * self.limits.page_size >= state.num_computed
 
