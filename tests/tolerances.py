@@ -9,6 +9,6 @@ from __future__ import annotations
 from typing import Final
 
 # Largest absolute logit difference to transformers, same weights, fp32 on CPU, over prompts
-# of 200 tokens. The project's bar (requirement E1); measured: at most 2e-5 with logits whose
-# deviation is about 1.
+# of 200 tokens (requirement E1). Measured: 3e-5 for tiny models (logits of deviation 1),
+# 4e-5 for the embedded one (deviation 5); transformers in fp32 is as far from its own fp64.
 LOGITS_FP32: Final = 1e-4
