@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
+from engine.client import EngineStats
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.local_client import LocalClient
@@ -141,6 +142,10 @@ class LLM:
         """
         requests = self._build_requests(prompts, sampling_params)
         return self._run(self._generate_all(requests, has_progress))
+
+    def stats(self) -> EngineStats:
+        """The engine's counters."""
+        return self._run(self._client.stats())
 
     def close(self) -> None:
         """Stop the engine; outputs already returned stay valid."""

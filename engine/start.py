@@ -60,7 +60,7 @@ def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
         1, "launch", initializer=allow_compilations, initargs=(num_block_kinds,)
     )
     run_block = compile_block(forward_block, is_enabled=plan.is_compiled)
-    thread.submit(warm_up, model, run_block, plan.page_size, facts.device).result()
+    thread.submit(warm_up, model, run_block, facts.device).result()
     runner = build_runner(plan, model, run_block, thread)
     ready_s = time.monotonic()
     phases = {"load": loaded_s - started_s, "compile": ready_s - loaded_s}

@@ -1,0 +1,28 @@
+"""Fixtures that every folder of tests may use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine import LLM
+
+EMBEDDED = Path(__file__).parent.parent / "server" / "embedded"
+
+
+@pytest.fixture(scope="session")
+def embedded_llm() -> Iterator[LLM]:
+    """The embedded model, uncompiled, with little memory so that requests compete for it."""
+    with LLM(
+        str(EMBEDDED),
+        compile="off",
+        device="cpu",
+        max_running_requests=8,
+        max_kv_tokens=4096,
+        max_prefill_tokens=64,
+        page_size=16,
+        seed=0,
+    ) as llm:
+        yield llm
