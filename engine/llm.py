@@ -196,7 +196,9 @@ class LLM:
             try:
                 check_request(request, self._client.info.limits)
             except ValueError as refusal:
-                raise ValueError(f"prompts[{index}]: {refusal}") from refusal
+                raise type(refusal)(f"prompts[{index}]: {refusal}") from refusal
+            if row_params.stop_strings and self.tokenizer is None:
+                raise ValueError("stop: this checkpoint has no tokenizer; use stop_token_ids")
             requests.append((text, request))
         return requests
 

@@ -55,8 +55,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     n: int = 1
     max_tokens: int | None = 16
     min_tokens: int = 0
-    stop: str | list[str] | tuple[str, ...] = ()
-    stop_token_ids: list[int] | tuple[int, ...] = ()
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True

@@ -76,8 +76,9 @@ class Scheduler:
 
     @property
     def is_queue_full(self) -> bool:
-        """Whether one more request must be refused."""
-        return len(self._waiting) >= self.limits.max_queued_requests
+        """Whether one more request must be refused: running and waiting are at their caps."""
+        limits = self.limits
+        return len(self._by_id) >= limits.max_running_requests + limits.max_queued_requests
 
     def submit(self, state: RequestState) -> None:
         """Queue a checked request. Its id must be new and the queue not full."""
