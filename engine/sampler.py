@@ -1,0 +1,176 @@
+"""Logits to tokens for a batch of rows, each with its own request's parameters.
+
+The functions are pure, have static shapes and read nothing back to the host, so a runner may
+compile them per plan and capture them. Reported log-probabilities are of the raw logits;
+penalties, logit bias and the min_tokens mask come after, then temperature, top-k, top-p,
+min-p and the noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.request import MAX_TOP_LOGPROBS, SamplingParams
+from engine.sampling_rows import RowParams, SamplingTable
+from graphs.kernels.sample.reference import gumbel_noise, keep_mask, rank_tokens
+
+# Up to this top_k only the best tokens are ranked, not the vocabulary.
+SMALL_TOP_K = 64
+
+
+@dataclass(frozen=True)
+class SamplingPlan:
+    """Which work a batch needs; one compiled variant per value.
+
+    A plan that does more than the batch needs gives the same tokens, so a runner may round
+    up. `has_truncation`: some row uses top_k, top_p or min_p. `is_top_k_small`: every sampled
+    row has a top_k in [1, SMALL_TOP_K]. `num_top_logprobs` None reports no log-probabilities,
+    0 those of the chosen tokens, n > 0 also the n likeliest tokens.
+    """
+
+    is_all_greedy: bool
+    has_penalties: bool
+    has_bias: bool
+    has_min_tokens: bool
+    has_truncation: bool
+    is_top_k_small: bool
+    num_top_logprobs: int | None
+
+
+class TokenScores(NamedTuple):
+    """Raw log-probabilities, float32: of one token a row, [R], and of the likeliest, [R, n].
+
+    `top_ids` and `top_logprobs` are best first (equal ones by id) and None for n = 0.
+    """
+
+    logprobs: Tensor
+    top_ids: Tensor | None
+    top_logprobs: Tensor | None
+
+
+class Sampled(NamedTuple):
+    """What one step chose.
+
+    token_ids: [R] int64. is_bad: [R] bool, the row has NaN, +inf or no token left to choose:
+    its token is 0 and means nothing. The rest as in `TokenScores`, None unless planned.
+    """
+
+    token_ids: Tensor
+    is_bad: Tensor
+    logprobs: Tensor | None
+    top_ids: Tensor | None
+    top_logprobs: Tensor | None
+
+
+def plan_sampling(params: Sequence[SamplingParams], num_outputs: Sequence[int]) -> SamplingPlan:
+    """The plan of a batch whose requests have `num_outputs` output tokens each so far.
+
+    Numbers that lag behind are fine. `num_top_logprobs` is None, 0 or MAX_TOP_LOGPROBS, to
+    keep variants few: callers cut to what each request asked for.
+    """
+    sampled = [row for row in params if not row.is_greedy]
+    has_truncation = any(row.top_k > 0 or row.top_p < 1.0 or row.min_p > 0.0 for row in sampled)
+    wanted = [row.logprobs for row in params if row.logprobs is not None]
+    return SamplingPlan(
+        is_all_greedy=not sampled,
+        has_penalties=any(row.has_penalties for row in params),
+        has_bias=any(row.logit_bias for row in params),
+        has_min_tokens=any(
+            count < row.min_tokens for row, count in zip(params, num_outputs, strict=True)
+        ),
+        has_truncation=has_truncation,
+        is_top_k_small=has_truncation and all(1 <= row.top_k <= SMALL_TOP_K for row in sampled),
+        num_top_logprobs=None if not wanted else MAX_TOP_LOGPROBS if max(wanted) else 0,
+    )
+
+
+def sample(
+    logits: Tensor, table: SamplingTable, slots: Tensor, positions: Tensor, plan: SamplingPlan
+) -> Sampled:
+    """Choose one token for each row.
+
+    logits: [R, V], any float dtype, computed in float32. slots: [R] int64, the row's slot in
+    `table`. positions: [R] int64, output index of the token to choose, 0 for the first. A row
+    depends on nothing but its own logits, slot and position.
+    """
+    raw = logits.float()
+    rows = table.gather(slots)
+    adjusted = _adjust_logits(raw, table, rows, slots, positions, plan)
+    peaks = adjusted.amax(-1, keepdim=True)
+    # No adjustment turns NaN or +inf into a number, and amax hands NaN on.
+    is_bad = ~torch.isfinite(peaks[:, 0])
+    if plan.is_all_greedy:
+        token_ids = adjusted.argmax(-1)
+    else:
+        scaled = (adjusted - peaks) / rows.temperature[:, None]
+        token_ids = _draw(scaled, rows, positions, plan)
+    token_ids = torch.where(is_bad, 0, token_ids)
+    if plan.num_top_logprobs is None:
+        return Sampled(token_ids, is_bad, None, None, None)
+    scores = score_tokens(raw, token_ids, plan.num_top_logprobs)
+    return Sampled(token_ids, is_bad, *scores)
+
+
+def score_tokens(logits: Tensor, targets: Tensor, num_top: int) -> TokenScores:
+    """Log-probabilities of `targets` [R] and of the `num_top` likeliest tokens of each row.
+
+    logits: [R, V], any float dtype. All values of a row come from one formula: a target that
+    is likeliest has exactly the top value.
+    """
+    raw = logits.float()
+    peaks = raw.amax(-1, keepdim=True)
+    log_sums = (raw - peaks).exp().sum(-1, keepdim=True).log()
+    logprobs = (raw.gather(1, targets[:, None]) - peaks - log_sums)[:, 0]
+    if num_top == 0:
+        return TokenScores(logprobs, None, None)
+    top_ids = rank_tokens(raw, min(num_top, raw.shape[-1]))
+    return TokenScores(logprobs, top_ids, raw.gather(1, top_ids) - peaks - log_sums)
+
+
+def _adjust_logits(
+    raw: Tensor,
+    table: SamplingTable,
+    rows: RowParams,
+    slots: Tensor,
+    positions: Tensor,
+    plan: SamplingPlan,
+) -> Tensor:
+    """Penalties, then logit bias, then the min_tokens mask; neutral rows keep their bits."""
+    logits = raw
+    if plan.has_penalties:
+        counts = table.output_counts[slots]
+        is_seen = table.in_prompt[slots] | (counts > 0)
+        repetition = rows.repetition_penalty[:, None]
+        repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+        logits = torch.where(is_seen, repeated, logits)
+        logits = logits - rows.frequency_penalty[:, None] * counts
+        logits = logits - rows.presence_penalty[:, None] * (counts > 0)
+    if plan.has_bias:
+        logits = logits.scatter_add(1, table.bias_ids[slots], table.bias_values[slots])
+    if plan.has_min_tokens:
+        masked_ids = table.masked_ids[slots]
+        is_masked = (masked_ids >= 0) & (positions < rows.min_tokens)[:, None]
+        offsets = torch.where(is_masked, -torch.inf, 0.0)
+        logits = logits.scatter_add(1, masked_ids.clamp(min=0), offsets)
+    return logits
+
+
+def _draw(scaled: Tensor, rows: RowParams, positions: Tensor, plan: SamplingPlan) -> Tensor:
+    """Gumbel-max over the tokens that stay; greedy rows get no noise. Ties: lowest id."""
+    vocab_size = scaled.shape[-1]
+    token_ids = torch.arange(vocab_size, device=scaled.device)[None]
+    if plan.has_truncation:
+        num_ranked = min(SMALL_TOP_K, vocab_size) if plan.is_top_k_small else vocab_size
+        token_ids = rank_tokens(scaled, num_ranked)
+        scaled = scaled.gather(1, token_ids)
+        is_kept = keep_mask(scaled, rows.top_k, rows.top_p, rows.min_p)
+        scaled = torch.where(is_kept, scaled, -torch.inf)
+    noise = gumbel_noise(rows.seed, positions, token_ids)
+    noisy = scaled + torch.where(rows.is_greedy[:, None], 0.0, noise)
+    is_best = noisy == noisy.amax(-1, keepdim=True)
+    return torch.where(is_best, token_ids, vocab_size).amin(-1)

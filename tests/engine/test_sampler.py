@@ -1,0 +1,448 @@
+"""Rows to tokens: every parameter alone and mixed, alone and in a batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine.request import MAX_TOP_LOGPROBS, SamplingParams
+from engine.sampler import (
+    SMALL_TOP_K,
+    Sampled,
+    SamplingPlan,
+    plan_sampling,
+    sample,
+    score_tokens,
+)
+from engine.sampling_rows import PADDING_SLOT, SamplingTable
+from tests.oracle.sampling import Row, chi_square_p, choose, probabilities
+
+CPU = torch.device("cpu")
+MIN_P_VALUE = 0.01
+WIDEST = SamplingPlan(
+    is_all_greedy=False,
+    has_penalties=True,
+    has_bias=True,
+    has_min_tokens=True,
+    has_truncation=True,
+    is_top_k_small=False,
+    num_top_logprobs=MAX_TOP_LOGPROBS,
+)
+
+
+def params_from(row: Row, logprobs: int | None = None) -> SamplingParams:
+    fields = {f.name: getattr(row, f.name) for f in dataclasses.fields(row) if f.name != "eos_ids"}
+    return SamplingParams(**fields, max_tokens=None, logprobs=logprobs)
+
+
+def build_table(
+    rows: Sequence[Row], prompts: Sequence[list[int]], outputs: Sequence[list[int]], vocab: int
+) -> SamplingTable:
+    """Request i in slot i + 1."""
+    table = SamplingTable(len(rows), vocab, CPU)
+    for index, row in enumerate(rows):
+        table.set_row(
+            index + 1,
+            params_from(row),
+            seed=row.seed,
+            eos_ids=row.eos_ids,
+            prompt_token_ids=prompts[index],
+            output_token_ids=outputs[index],
+        )
+    return table
+
+
+def sample_rows(
+    logits: Tensor,
+    rows: Sequence[Row],
+    prompts: Sequence[list[int]],
+    outputs: Sequence[list[int]],
+    plan: SamplingPlan | None = None,
+) -> Sampled:
+    """One token of each request, through the plan of the batch unless one is given."""
+    table = build_table(rows, prompts, outputs, logits.shape[-1])
+    num_outputs = [len(output) for output in outputs]
+    slots = torch.arange(1, len(rows) + 1)
+    if plan is None:
+        plan = plan_sampling([params_from(row) for row in rows], num_outputs)
+    return sample(logits, table, slots, torch.tensor(num_outputs), plan)
+
+
+VOCAB = 24
+TOKENS = st.integers(0, VOCAB - 1)
+
+
+def eighths(low: int, high: int) -> st.SearchStrategy[float]:
+    """Values whose sums float32 holds exactly: ties are ties in the oracle too, or nowhere."""
+    return st.integers(8 * low, 8 * high).map(lambda value: value / 8)
+
+
+ROWS = st.builds(
+    Row,
+    temperature=st.one_of(st.just(0.0), st.just(1.0), st.floats(0.125, 4.0, width=32)),
+    top_k=st.one_of(st.just(0), st.just(-1), st.integers(1, 30)),
+    top_p=st.one_of(st.just(1.0), st.floats(0.05, 1.0)),
+    min_p=st.one_of(st.just(0.0), st.floats(0.0, 1.0)),
+    presence_penalty=st.one_of(st.just(0.0), eighths(-2, 2)),
+    frequency_penalty=st.one_of(st.just(0.0), eighths(-2, 2)),
+    repetition_penalty=st.sampled_from([1.0, 0.5, 2.0]),
+    logit_bias=st.dictionaries(TOKENS, eighths(-100, 100), max_size=4),
+    seed=st.integers(-(2**63), 2**64 - 1),
+    min_tokens=st.integers(0, 6),
+    stop_token_ids=st.lists(TOKENS, max_size=3),
+    eos_ids=st.lists(TOKENS, max_size=2),
+)
+REQUESTS = st.tuples(
+    ROWS,
+    st.lists(TOKENS, min_size=1, max_size=8),
+    st.lists(TOKENS, max_size=8),
+    st.lists(eighths(-8, 8), min_size=VOCAB, max_size=VOCAB),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(REQUESTS, min_size=1, max_size=6))
+def test_any_mix_of_parameters_chooses_the_oracles_token(
+    requests: list[tuple[Row, list[int], list[int], list[float]]],
+) -> None:
+    """E4, V6: each row by its own parameters and seed stream. Oracle: one row in float64."""
+    rows, prompts, outputs, logits = zip(*requests, strict=True)
+    sampled = sample_rows(torch.tensor(logits), rows, prompts, outputs)
+    assert not sampled.is_bad.any()
+    for index, (row, prompt, output, row_logits) in enumerate(requests):
+        assert sampled.token_ids[index].item() in choose(row_logits, row, prompt, output)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(REQUESTS, min_size=1, max_size=6))
+def test_a_wider_plan_changes_no_token(
+    requests: list[tuple[Row, list[int], list[int], list[float]]],
+) -> None:
+    """E4: so batch composition changes none either. Oracle: the batch's own plan."""
+    rows, prompts, outputs, logits = zip(*requests, strict=True)
+    planned = sample_rows(torch.tensor(logits), rows, prompts, outputs)
+    widest = sample_rows(torch.tensor(logits), rows, prompts, outputs, WIDEST)
+    assert torch.equal(planned.token_ids, widest.token_ids)
+
+
+LOGITS = [2.0, 1.75, 1.5, 1.125, 0.5, 0.25, 0.0, -0.5, -1.0, -2.0, -3.0, -4.0]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        Row(),
+        Row(temperature=0.6),
+        Row(temperature=2.5),
+        Row(top_k=5),
+        Row(top_k=1),
+        Row(top_p=0.8),
+        Row(min_p=0.15),
+        Row(temperature=0.7, top_k=8, top_p=0.9, min_p=0.05),
+        Row(temperature=1.5, presence_penalty=1.0, frequency_penalty=0.5),
+        Row(repetition_penalty=1.6, top_p=0.95),
+        Row(logit_bias={0: -100.0, 9: 4.0}, top_k=6),
+        Row(min_tokens=5, stop_token_ids=[0, 2], eos_ids=[1], top_p=0.9),
+    ],
+    ids=lambda row: "-".join(
+        f.name for f in dataclasses.fields(row) if getattr(row, f.name) != f.default
+    ),
+)
+def test_tokens_follow_the_filtered_distribution(row: Row) -> None:
+    """E4: 200 seeds × 100 positions. Oracle: chi-square against exact probabilities.
+
+    Positions stay the index of the noise while counts stand still, so that all draws have
+    one distribution; min_tokens stays out of reach of the positions.
+    """
+    prompt, output = [0, 3], [1, 1, 4]
+    if row.min_tokens:
+        row = dataclasses.replace(row, min_tokens=1000)
+    seeded = [dataclasses.replace(row, seed=1000 + index) for index in range(200)]
+    table = build_table(seeded, [prompt] * 200, [output] * 200, len(LOGITS))
+    slots = torch.arange(1, 201).repeat_interleave(100)
+    positions = torch.arange(100).repeat(200)
+    plan = plan_sampling([params_from(row)], [0])
+    logits = torch.tensor(LOGITS).expand(20_000, -1)
+    sampled = sample(logits, table, slots, positions, plan)
+    counts = torch.bincount(sampled.token_ids, minlength=len(LOGITS)).tolist()
+    shares = probabilities(LOGITS, row, prompt, output)
+    assert chi_square_p(counts, shares) > MIN_P_VALUE
+
+
+def random_batch(num_rows: int, vocab: int) -> tuple[Tensor, list[Row], list[list[int]]]:
+    """Rows of every kind, greedy ones among them."""
+    generator = torch.Generator().manual_seed(num_rows)
+    kinds = [
+        Row(temperature=0.0),
+        Row(temperature=0.7, top_k=20, top_p=0.95),
+        Row(top_p=0.9, frequency_penalty=0.3),
+        Row(temperature=1.3, min_p=0.02, logit_bias={5: 3.0}),
+        Row(repetition_penalty=1.2, min_tokens=9, eos_ids=[2]),
+    ]
+    rows = [dataclasses.replace(kinds[i % 5], seed=i - 3) for i in range(num_rows)]
+    outputs = [list(range(i % 7)) for i in range(num_rows)]
+    return torch.randn(num_rows, vocab, generator=generator) * 4, rows, outputs
+
+
+def test_a_row_is_a_function_of_itself() -> None:
+    """E4: Oracle: the same rows alone, permuted, padded, and over a padded vocabulary."""
+    logits, rows, outputs = random_batch(12, 300)
+    prompts = [[1, 2]] * 12
+    batch = sample_rows(logits, rows, prompts, outputs).token_ids
+    for index in range(12):
+        part = slice(index, index + 1)
+        alone = sample_rows(logits[part], rows[part], prompts[part], outputs[part])
+        assert torch.equal(alone.token_ids, batch[part])
+    wide = torch.cat([logits, torch.full((12, 20), -torch.inf)], dim=1)
+    assert torch.equal(sample_rows(wide, rows, prompts, outputs).token_ids, batch)
+
+    table = build_table(rows, prompts, outputs, 300)
+    positions = torch.tensor([len(output) for output in outputs])
+    plan = plan_sampling([params_from(row) for row in rows], positions.tolist())
+    order = torch.tensor([7, 0, 11, 3, 5, 1, 2, 10, 4, 9, 8, 6])
+    shuffled = sample(logits[order], table, 1 + order, positions[order], plan)
+    assert torch.equal(shuffled.token_ids, batch[order])
+    slots = torch.cat([torch.arange(1, 13), torch.full((4,), PADDING_SLOT)])
+    rubbish = torch.cat([logits, torch.full((4, 300), torch.nan)])
+    padded = sample(rubbish, table, slots, torch.cat([positions, positions[:4]]), plan)
+    assert torch.equal(padded.token_ids[:12], batch)
+
+
+def test_rows_of_one_request_sample_as_its_steps_would() -> None:
+    """V6: k + 1 rows of a slot at successive positions. Oracle: one step per row."""
+    logits, _, _ = random_batch(4, 300)
+    row = Row(temperature=0.8, top_p=0.95, seed=8)
+    table = build_table([row], [[1]], [[]], 300)
+    plan = plan_sampling([params_from(row)], [0])
+    slots, positions = torch.ones(4, dtype=torch.int64), torch.arange(3, 7)
+    together = sample(logits, table, slots, positions, plan).token_ids
+    for index in range(4):
+        part = slice(index, index + 1)
+        alone = sample(logits[part], table, slots[part], positions[part], plan)
+        assert torch.equal(alone.token_ids, together[part])
+
+
+def test_penalties_follow_the_counted_tokens_over_a_run() -> None:
+    """E4: 12 steps with device-side counting. Oracle: lists of tokens, one row at a time."""
+    rows = [
+        Row(temperature=0.0, presence_penalty=0.8, repetition_penalty=1.3),
+        Row(temperature=0.9, frequency_penalty=0.7, seed=5),
+        Row(temperature=0.0, frequency_penalty=2.0),
+    ]
+    prompts, outputs = [[3, 4], [0], [7]], [[], [], []]
+    logits = torch.tensor([LOGITS] * 3)
+    table = build_table(rows, prompts, [[], [], []], len(LOGITS))
+    plan = plan_sampling([params_from(row) for row in rows], [0, 0, 0])
+    slots = torch.tensor([1, 2, 3])
+    for step in range(12):
+        chosen = sample(logits, table, slots, torch.full((3,), step), plan).token_ids
+        table.count_tokens(slots, chosen)
+        for row, prompt, output, token_id in zip(
+            rows, prompts, outputs, chosen.tolist(), strict=True
+        ):
+            assert token_id in choose(LOGITS, row, prompt, output)
+            output.append(token_id)
+    assert len(set(outputs[2])) > 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_greedy_takes_the_first_of_equal_logits(dtype: torch.dtype) -> None:
+    """E4: alone and beside sampled rows. Oracle: the lowest id of the maximum."""
+    logits = torch.tensor([[0.0, 3.0, 3.0, 1.0], [-1.0, -5.0, -1.0, -1.0]], dtype=dtype)
+    rows = [Row(temperature=0.0), Row(temperature=0.0)]
+    empty: list[list[int]] = [[], []]
+    for plan in (None, WIDEST):
+        assert sample_rows(logits, rows, empty, empty, plan).token_ids.tolist() == [1, 0]
+
+
+def test_low_precision_logits_are_computed_in_float32() -> None:
+    """E4: Oracle: the same logits cast to float32 first."""
+    logits, rows, outputs = random_batch(10, 300)
+    low = logits.bfloat16()
+    prompts = [[1]] * 10
+    expected = sample_rows(low.float(), rows, prompts, outputs, WIDEST)
+    actual = sample_rows(low, rows, prompts, outputs, WIDEST)
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+def test_min_tokens_hides_stops_until_then() -> None:
+    """E4: Oracle: token min_tokens + 1 is the first that may be a stop."""
+    logits = torch.tensor([[5.0, 4.0, 3.0, 0.0]])
+    row = Row(temperature=0.0, min_tokens=3, stop_token_ids=[1], eos_ids=[0])
+    chosen = [
+        sample_rows(logits, [row], [[]], [[3] * count]).token_ids.item() for count in range(5)
+    ]
+    assert chosen == [2, 2, 2, 0, 0]
+
+
+def test_masking_every_token_is_bad_for_that_row_alone() -> None:
+    """E4: Oracle: is_bad and the neighbour's token."""
+    logits = torch.tensor([[5.0, 4.0], [5.0, 4.0]])
+    rows = [Row(temperature=0.0, min_tokens=3, eos_ids=[0, 1]), Row(temperature=0.0)]
+    sampled = sample_rows(logits, rows, [[], []], [[], []])
+    assert sampled.is_bad.tolist() == [True, False]
+    assert sampled.token_ids.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+@pytest.mark.parametrize("is_greedy", [True, False])
+def test_poisoned_rows_are_reported_and_harm_no_other(poison: float, is_greedy: bool) -> None:
+    """E4: Oracle: the batch without the poisoned rows; ids stay inside the vocabulary."""
+    logits, rows, outputs = random_batch(12, 300)
+    if is_greedy:
+        rows = [dataclasses.replace(row, temperature=0.0) for row in rows]
+    prompts = [[1]] * 12
+    clean = sample_rows(logits, rows, prompts, outputs)
+    assert not clean.is_bad.any()
+    logits[3, 299] = poison
+    logits[4, 2] = poison
+    logits[6] = poison
+    logits[8] = -math.inf
+    logits[9, 0] = -math.inf
+    sampled = sample_rows(logits, rows, prompts, outputs, dataclasses.replace(WIDEST))
+    assert sampled.is_bad.nonzero().flatten().tolist() == [3, 4, 6, 8]
+    assert torch.equal(sampled.token_ids[~sampled.is_bad], clean.token_ids[~sampled.is_bad])
+    assert ((sampled.token_ids >= 0) & (sampled.token_ids < 300)).all()
+
+
+def test_logprobs_are_of_the_raw_distribution() -> None:
+    """E4: whatever penalties and filters do. Oracle: float64 log-softmax of the logits."""
+    logits, rows, outputs = random_batch(10, 300)
+    prompts = [[1]] * 10
+    sampled = sample_rows(logits, rows, prompts, outputs, WIDEST)
+    raw = logits.double().log_softmax(-1)
+    assert sampled.logprobs is not None
+    assert sampled.top_ids is not None and sampled.top_logprobs is not None
+    expected = raw.gather(1, sampled.token_ids[:, None])[:, 0]
+    torch.testing.assert_close(sampled.logprobs.double(), expected, atol=2e-6, rtol=0)
+    top = raw.topk(MAX_TOP_LOGPROBS)
+    assert torch.equal(sampled.top_ids, top.indices)
+    torch.testing.assert_close(sampled.top_logprobs.double(), top.values, atol=2e-6, rtol=0)
+
+
+def test_a_greedy_tokens_logprob_is_the_top_value() -> None:
+    """E4: clients compare the floats. Oracle: exact equality, ties in the order of ids."""
+    generator = torch.Generator().manual_seed(1)
+    logits = (torch.randn(64, 500, generator=generator) * 2).bfloat16()
+    rows, empty = [Row(temperature=0.0)] * 64, [[] for _ in range(64)]
+    plan = plan_sampling([params_from(rows[0], logprobs=5)], [0])
+    sampled = sample_rows(logits, rows, empty, empty, plan)
+    assert sampled.top_ids is not None and sampled.top_logprobs is not None
+    assert torch.equal(sampled.logprobs, sampled.top_logprobs[:, 0])
+    assert torch.equal(sampled.token_ids, sampled.top_ids[:, 0])
+    best = logits.float().amax(-1, keepdim=True)
+    assert ((logits.float() == best).sum(-1) > 1).any(), "the case must hold ties"
+
+
+def test_prompt_scores_match_log_softmax() -> None:
+    """E4: Oracle: float64 log-softmax; fewer tokens than asked where there are no more."""
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(7, 15, generator=generator) * 5
+    targets = torch.randint(15, (7,), generator=generator)
+    raw = logits.double().log_softmax(-1)
+    scores = score_tokens(logits, targets, 0)
+    assert scores.top_ids is None and scores.top_logprobs is None
+    expected = raw.gather(1, targets[:, None])[:, 0]
+    torch.testing.assert_close(scores.logprobs.double(), expected, atol=2e-6, rtol=0)
+    scores = score_tokens(logits, targets, 20)
+    assert scores.top_ids is not None and scores.top_logprobs is not None
+    assert torch.equal(scores.top_ids, raw.sort(-1, descending=True).indices)
+    is_target = scores.top_ids == targets[:, None]
+    assert torch.equal(scores.top_logprobs[is_target], scores.logprobs)
+
+
+def test_certain_tokens_keep_precise_logprobs() -> None:
+    """E4: Oracle: log1p; the peak is subtracted before the sum's logarithm is."""
+    logits = torch.tensor([[40.0, 26.0]])
+    scores = score_tokens(logits, torch.tensor([0]), 0)
+    assert scores.logprobs.item() == pytest.approx(-math.log1p(math.exp(-14.0)), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_outputs", "changes"),
+    [
+        ([Row(temperature=0.0)], [0], {}),
+        ([Row(temperature=1e-6, top_k=5, top_p=0.5)], [0], {}),
+        ([Row(temperature=0.0), Row()], [0, 0], {"is_all_greedy": False}),
+        ([Row(temperature=0.0, presence_penalty=1.0)], [0], {"has_penalties": True}),
+        ([Row(temperature=0.0, logit_bias={1: 0.0})], [0], {"has_bias": True}),
+        ([Row(temperature=0.0, min_tokens=2)], [1], {"has_min_tokens": True}),
+        ([Row(temperature=0.0, min_tokens=2)], [2], {}),
+        ([Row(min_p=0.1)], [0], {"is_all_greedy": False, "has_truncation": True}),
+        (
+            [Row(top_k=20), Row(temperature=0.0), Row(top_k=SMALL_TOP_K, top_p=0.5)],
+            [0, 0, 0],
+            {"is_all_greedy": False, "has_truncation": True, "is_top_k_small": True},
+        ),
+        (
+            [Row(top_k=20), Row()],
+            [0, 0],
+            {"is_all_greedy": False, "has_truncation": True},
+        ),
+        (
+            [Row(top_k=SMALL_TOP_K + 1)],
+            [0],
+            {"is_all_greedy": False, "has_truncation": True},
+        ),
+    ],
+)
+def test_plans_ask_for_what_the_batch_needs(
+    rows: list[Row], num_outputs: list[int], changes: dict[str, bool]
+) -> None:
+    """E4: Oracle: a table of batches."""
+    least = SamplingPlan(
+        is_all_greedy=True,
+        has_penalties=False,
+        has_bias=False,
+        has_min_tokens=False,
+        has_truncation=False,
+        is_top_k_small=False,
+        num_top_logprobs=None,
+    )
+    plan = plan_sampling([params_from(row) for row in rows], num_outputs)
+    assert plan == dataclasses.replace(least, **changes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "planned"),
+    [([None, None], None), ([None, 0], 0), ([0, 3], MAX_TOP_LOGPROBS), ([20, None], 20)],
+)
+def test_plans_report_enough_logprobs(asked: list[int | None], planned: int | None) -> None:
+    """E4: Oracle: at least the most that any request asked for."""
+    params = [params_from(Row(), logprobs=count) for count in asked]
+    assert plan_sampling(params, [0, 0]).num_top_logprobs == planned
+
+
+@pytest.mark.parametrize("is_top_k_small", [True, False])
+def test_compiled_sampling_chooses_the_same_tokens(is_top_k_small: bool) -> None:
+    """E4: one graph without breaks, counting included. Oracle: the eager functions."""
+    logits, rows, outputs = random_batch(10, 300)
+    plan = WIDEST
+    if is_top_k_small:
+        rows = [dataclasses.replace(row, top_k=20) for row in rows]
+        plan = dataclasses.replace(WIDEST, is_top_k_small=True)
+    eager_table = build_table(rows, [[1]] * 10, outputs, 300)
+    table = build_table(rows, [[1]] * 10, outputs, 300)
+    slots = torch.arange(1, 11)
+    positions = torch.tensor([len(output) for output in outputs])
+
+    def step(logits: Tensor, table: SamplingTable, slots: Tensor, positions: Tensor) -> Sampled:
+        sampled = sample(logits, table, slots, positions, plan)
+        table.count_tokens(slots, sampled.token_ids)
+        return sampled
+
+    compiled_step = torch.compile(step, fullgraph=True)
+    for offset in range(3):
+        eager = step(logits, eager_table, slots, positions + offset)
+        compiled = compiled_step(logits, table, slots, positions + offset)
+        assert torch.equal(compiled.token_ids, eager.token_ids)
+        assert torch.equal(compiled.top_ids, eager.top_ids)
+        torch.testing.assert_close(compiled.logprobs, eager.logprobs, atol=2e-6, rtol=0)
+        assert torch.equal(table.output_counts, eager_table.output_counts)
