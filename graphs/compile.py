@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 import torch
+from torch._dynamo.utils import counters
 
 Run = TypeVar("Run", bound=Callable[..., object])
 
@@ -28,7 +29,9 @@ def allow_compilations(num_block_kinds: int) -> None:
     """Let the calling thread compile all planned shapes of that many block kinds.
 
     Call it first on the thread that runs compiled code: Dynamo keeps its limit per thread, and
-    counts all kinds against it, since they share the code that is compiled.
+    counts every compilation of the shared code against it, earlier engines' included.
     """
-    needed = MAX_COMPILATIONS_PER_BLOCK_KIND * num_block_kinds
-    torch._dynamo.config.recompile_limit = needed
+    earlier = counters["stats"]["unique_graphs"]
+    torch._dynamo.config.recompile_limit = earlier + (
+        MAX_COMPILATIONS_PER_BLOCK_KIND * num_block_kinds
+    )
