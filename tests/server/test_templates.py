@@ -414,6 +414,7 @@ def test_strftime_now_is_the_local_time() -> None:
         "{{ namespace(__init__=1) }}",
         "{% set n = namespace() %}{% set n._x = 1 %}",
         "{{ dict.__class__ }}{{ dict.mro() }}",
+        "{{ dict.update(messages[0], role='x') }}",
         "{{ range(1000000) | list }}",
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
@@ -554,6 +555,7 @@ def test_named_templates(tmp_path: Path) -> None:
     assert template is not None
     assert template.render([USER], tools=[TOOL]) == "t"
     assert template.render([USER], tools=[]) == "d"
+    assert template_of("{{ tools is none }}").render([USER], tools=[]) == "True"
     write_config(tmp_path, chat_template=entries[1:])
     template = ChatTemplate.load(tmp_path)
     assert template is not None
