@@ -210,6 +210,17 @@ def test_embedded_template_takes_what_clients_send_to_transformers(
     assert reference.apply_chat_template(raw, tokenize=False) == text
 
 
+def test_given_reasoning_leaves_the_content_alone(
+    embedded: ChatTemplate, tokenizer: Tokenizer
+) -> None:
+    """S2. Oracle: the layout with empty reasoning; content is not split a second time."""
+    answer = {"role": "assistant", "reasoning": "", "content": "<think>a</think>b"}
+    text = embedded.render([USER, answer], add_generation_prompt=False)
+    assert text == lay_out_chat([USER, answer])
+    ids = embedded.encode_prompt(tokenizer, [USER, answer], add_generation_prompt=False)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
 def test_embedded_template_refuses_what_it_cannot_show(
     reference: PreTrainedTokenizerFast,
 ) -> None:
