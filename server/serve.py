@@ -13,10 +13,10 @@ from pathlib import Path
 
 import uvicorn
 import uvloop
-from engine.worker import start_worker
 
 from engine.client import EngineClient, EngineDeadError
 from engine.config import EngineConfig
+from engine.worker_client import start_worker
 from server.app import DEFAULT_MAX_BODY_BYTES, AppOptions, build_app
 from server.metrics import ServerMetrics
 from server.service import FrontEnd, ServedModel, load_front_end

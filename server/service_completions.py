@@ -269,9 +269,9 @@ def build_logprobs(call: CompletionCall, delta: ChoiceDelta, has_echo: bool) -> 
     if has_echo:
         given = delta.prompt_logprobs
         assert given is not None, "the first update brings the prompt's log-probabilities"
-        offsets = text_offsets(call.tokenizer, prompt.token_ids)
+        offsets = text_offsets(call.tokenizer, prompt.token_ids, prompt.text)
         for token_id, entry, offset in zip(prompt.token_ids, given, offsets, strict=True):
-            entries.add(token_id, entry, min(offset, len(prompt.text)))
+            entries.add(token_id, entry, offset)
     output_start = len(prompt.text) if call.has_echo else 0
     for placed in delta.placed:
         entries.add(placed.logprob.token_id, placed.logprob, output_start + placed.start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -102,14 +103,20 @@ async def encode_texts(
         raise BadRequestError(f"prompt: {error}.", "prompt") from error
 
 
-def text_offsets(tokenizer: Tokenizer | None, token_ids: Sequence[int]) -> list[int]:
-    """Where each token's text begins in the decoded text, in characters (0 without text)."""
+def text_offsets(tokenizer: Tokenizer | None, token_ids: Sequence[int], text: str) -> list[int]:
+    """Where in `text` each of its tokens begins, in characters (0 without a tokenizer).
+
+    Control tokens count as far as `text` shows them. Where no way of decoding gives `text`
+    (the tokenizer normalizes), the places are near and never beyond its end.
+    """
     if tokenizer is None:
         return [0] * len(token_ids)
-    stream = tokenizer.stream((), skip_special_tokens=False)
-    offsets = []
-    text_len = 0
-    for token_id in token_ids:
-        offsets.append(text_len)
-        text_len += len(stream.push((token_id,)))
+    offsets: list[int] = []
+    for skip_special_tokens in (False, True):
+        stream = tokenizer.stream((), skip_special_tokens=skip_special_tokens)
+        pieces = [stream.push((token_id,)) for token_id in token_ids]
+        ends = list(itertools.accumulate(map(len, pieces), initial=0))
+        offsets = [min(end, len(text)) for end in ends[:-1]]
+        if "".join(pieces) + stream.flush() == text:
+            break
     return offsets

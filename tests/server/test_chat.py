@@ -364,6 +364,46 @@ async def test_stop_string(
     assert shown["choices"][0]["message"]["content"] == "One two\nUser:"
 
 
+@pytest.mark.parametrize(
+    ("text", "stop", "content"),
+    [
+        ("The answer is", "swer", "The an"),
+        ("so é🙂 on", "🙂", "so é"),
+        ("a 🙂 b", "🙂", "a "),
+        ("a 🙂 b", " b", "a 🙂"),
+    ],
+)
+async def test_stop_inside_a_token(
+    http: httpx.AsyncClient,
+    engine: StubEngine,
+    tokenizer: Tokenizer,
+    text: str,
+    stop: str,
+    content: str,
+) -> None:
+    """S3: facts 1.6, a token that the stop string cuts in two shows only its visible bytes."""
+    engine.reply = reply_with(tokenizer, text)
+    body = await answer(http, stop=stop, logprobs=True)
+    choice = body["choices"][0]
+    assert choice["message"]["content"] == content
+    entries = choice["logprobs"]["content"]
+    assert b"".join(bytes(entry["bytes"]) for entry in entries) == content.encode()
+    assert "".join(entry["token"] for entry in entries).replace("\ufffd", "") in content
+
+
+async def test_stop_after_broken_bytes(
+    http: httpx.AsyncClient, engine: StubEngine, tokenizer: Tokenizer
+) -> None:
+    """S3: facts 1.6, entries end at the cut also where U+FFFD stands for other bytes."""
+    [broken] = [i for i in range(8192) if tokenizer.token_bytes(i) == b"\xff"]
+    rest = tokenizer.encode(" one two", parse_special=False, add_special_tokens=False)
+    engine.reply = lambda request: [broken, *rest]
+    choice = (await answer(http, stop=" two", logprobs=True))["choices"][0]
+    assert choice["message"]["content"] == "\ufffd one"
+    joined = b"".join(bytes(entry["bytes"]) for entry in choice["logprobs"]["content"])
+    assert joined == b"\xff one"
+
+
 async def test_stop_token_has_no_text(
     http: httpx.AsyncClient, engine: StubEngine, tokenizer: Tokenizer
 ) -> None:

@@ -9,9 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.request import TokenLogprob
 from engine.tokens import Tokenizer
 from server.app import AppOptions, build_app
 from server.service import ServedModel
+from server.service_logprobs import CompletionLogprobsBuilder
+from server.service_prompts import text_offsets
 from server.service_state import ServerState
 from tests.server.stub_engine import EOS, StubEngine, logprob_of, reply_with
 
@@ -201,6 +204,18 @@ async def test_text_offsets(
             assert choice["text"][start:end] == token
 
 
+def test_offsets_of_tokens_that_the_text_does_not_show(tokenizer: Tokenizer) -> None:
+    """S2: facts 1.7, a document token that the tokenizer adds takes no place in the text."""
+    [start] = tokenizer.encode("<|endoftext|>", parse_special=True, add_special_tokens=False)
+    ids = tokenizer.encode("Some words", parse_special=True, add_special_tokens=False)
+    plain = text_offsets(tokenizer, ids, "Some words")
+    assert plain[0] == 0
+    assert text_offsets(tokenizer, [start, *ids], "Some words") == [0, *plain]
+    shown = text_offsets(tokenizer, [start, *ids], "<|endoftext|>Some words")
+    assert shown == [0, *(len("<|endoftext|>") + offset for offset in plain)]
+    assert max(text_offsets(tokenizer, ids, "So")) == 2
+
+
 async def test_stop_cut(http: httpx.AsyncClient, engine: StubEngine, tokenizer: Tokenizer) -> None:
     """S3: row 8, entries, ids and usage end with the token that completes the stop string."""
     engine.reply = reply_with(tokenizer, "one two three four")
@@ -213,13 +228,14 @@ async def test_stop_cut(http: httpx.AsyncClient, engine: StubEngine, tokenizer: 
     assert max(choice["logprobs"]["text_offset"]) == len("one two")
 
 
-async def test_tokens_that_read_alike(http: httpx.AsyncClient, tokenizer: Tokenizer) -> None:
+def test_tokens_that_read_alike(tokenizer: Tokenizer) -> None:
     """S2: facts 1.7, candidates with one text collide; the likeliest is kept."""
-    pieces = [i for i in range(8192) if tokenizer.token_string(i) == "\ufffd"]
-    alike = next(i for i in pieces if i + 1 in pieces)
-    body = await complete(http, prompt=[5, alike], echo=True, logprobs=2, max_tokens=0)
-    top = body["choices"][0]["logprobs"]["top_logprobs"][1]
-    assert top == {"\ufffd": logprob_of(alike, 2).logprob}
+    first, second, third = [i for i in range(8192) if tokenizer.token_string(i) == "\ufffd"][:3]
+    entry = TokenLogprob(third, -3.0, [(first, -1.0), (second, -2.0)])
+    logprobs = CompletionLogprobsBuilder(tokenizer, num_top=2)
+    logprobs.add(third, entry, 0)
+    assert logprobs.build().top_logprobs == [{"\ufffd": -1.0}]
+    assert logprobs.build().token_logprobs == [-3.0]
 
 
 @pytest.mark.parametrize("tokens_per_update", [1, 3])
@@ -250,6 +266,7 @@ async def test_stream_joins_to_the_whole(
             assert joined == expected["logprobs"][key]
         assert [i for part in parts for i in part["token_ids"]] == expected["token_ids"]
         assert parts[0]["prompt_token_ids"] == expected["prompt_token_ids"]
+        assert not any("prompt_token_ids" in part for part in parts[1:])
         reasons = [part["finish_reason"] for part in parts]
         assert reasons == [None] * (len(parts) - 1) + ["stop"]
 

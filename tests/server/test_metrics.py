@@ -49,6 +49,7 @@ async def test_requests_are_counted(http: httpx.AsyncClient, engine: StubEngine)
     assert samples["deltaloom:request_success_total", "stop"] == 2
     assert samples["deltaloom:request_success_total", "length"] == 1
     assert samples["deltaloom:request_success_total", "error"] == 1
+    assert samples["deltaloom:request_success_total", "abort"] == 0
     assert samples["deltaloom:time_to_first_token_seconds_count", ""] == 3
     assert samples["deltaloom:e2e_request_latency_seconds_count", ""] == 3
     num_output = len(engine.reply(engine.requests[0])) + 1

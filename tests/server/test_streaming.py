@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.types import ASGIApp
 
-from engine.request import FinishReason, RequestUpdate
+from engine.request import FinishReason, NewRequest, RequestUpdate
 from engine.tokens import Tokenizer
 from server.errors import ErrorBody, ErrorObject
 from server.service import ServedModel
@@ -249,6 +250,32 @@ async def test_disconnect_aborts(
         async with httpx.AsyncClient(base_url="http://{}:{}".format(*address)) as http:
             assert (await http.post(PATH, json=CHAT)).status_code == 200
     assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
+
+
+class HoldingEngine(StubEngine):
+    """An engine client that keeps its generators, so that only `aclose` can end them."""
+
+    def __init__(self, like: StubEngine) -> None:
+        super().__init__(like.tokenizer, like.reply)
+        self.kept: list[AsyncIterator[RequestUpdate]] = []
+
+    def generate(self, request: NewRequest) -> AsyncIterator[RequestUpdate]:  # type: ignore[override]
+        updates = super().generate(request)
+        self.kept.append(updates)
+        return updates
+
+
+@pytest.mark.parametrize("num_choices", [1, 2])
+async def test_closing_a_stream_aborts(
+    model: ServedModel, engine: StubEngine, num_choices: int
+) -> None:
+    """S4: a stream that is closed between two chunks aborts its requests."""
+    holding = HoldingEngine(engine)
+    served = dataclasses.replace(model, client=holding)
+    stream: Any = await ChatService(served).create(CHAT | {"stream": True, "n": num_choices})
+    await anext(stream)
+    await stream.aclose()
+    assert len(holding.aborted) == num_choices
 
 
 async def test_other_requests_survive_a_disconnect(app: ASGIApp, engine: StubEngine) -> None:
