@@ -8,10 +8,11 @@ import threading
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from engine.chat.templates import ChatTemplate
 from engine.client import EngineStats
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -30,6 +31,7 @@ from engine.tokens import Tokenizer, load_tokenizer
 
 T = TypeVar("T")
 Prompt = str | Sequence[int]
+Messages = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,9 @@ class LLM:
             max_prefill_tokens=max_prefill_tokens,
             seed=seed,
         )
-        self.tokenizer: Tokenizer | None = load_tokenizer(Path(model_path))
+        folder = Path(model_path)
+        self.tokenizer: Tokenizer | None = load_tokenizer(folder)
+        self._chat_template = ChatTemplate.load(folder)
         self._ids = itertools.count()
         engine = start_engine(config, has_progress=False)
         self._max_concurrent = max_queued_requests
@@ -142,6 +146,33 @@ class LLM:
         """
         requests = self._build_requests(prompts, sampling_params)
         return self._run(self._generate_all(requests, has_progress))
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        has_progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several; else as `generate`.
+
+        `messages` are OpenAI's: dicts with role and content. `chat_template_kwargs` reach the
+        template, such as {"enable_thinking": False}.
+
+        Raises:
+            ValueError: the checkpoint has no tokenizer or chat template, or a message is bad.
+        """
+        if self.tokenizer is None or self._chat_template is None:
+            missing = "tokenizer" if self.tokenizer is None else "chat template"
+            raise ValueError(f"messages: this checkpoint has no {missing}; use generate")
+        prompts = [
+            self._chat_template.encode_prompt(
+                self.tokenizer, conversation, chat_template_kwargs=chat_template_kwargs
+            )
+            for conversation in list_conversations(messages)
+        ]
+        return self.generate(prompts, sampling_params, has_progress=has_progress)
 
     def stats(self) -> EngineStats:
         """The engine's counters."""
@@ -288,6 +319,13 @@ def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if prompts and all(isinstance(item, int) for item in prompts):
         return [[item for item in prompts if isinstance(item, int)]]
     return [item for item in prompts if not isinstance(item, int)]
+
+
+def list_conversations(messages: Messages | Sequence[Messages]) -> list[list[dict[str, Any]]]:
+    """One conversation, or several, as a list of lists of messages."""
+    if all(isinstance(item, dict) for item in messages):
+        return [[item for item in messages if isinstance(item, dict)]]
+    return [list(item) for item in messages if not isinstance(item, dict)]
 
 
 async def connect(engine: Engine) -> LocalClient:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine.chat.templates import ChatTemplate
 from engine.client import EngineClient
 from engine.json_file import read_json_file
 from engine.request import NewRequest, SamplingParams, check_request, split_choices
@@ -24,7 +25,6 @@ from server.schemas_request import RequestReader
 from server.schemas_response import ModelCard, ModelList
 from server.service_generate import ChoiceRunner
 from server.service_sampling import SamplingDefaults, fit_budget, load_sampling_defaults
-from server.templates import ChatTemplate
 
 MAX_TOKENIZER_CONFIG_BYTES = 16 << 20
 MAX_CHOICES_PER_CALL = 4096

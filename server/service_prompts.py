@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from engine.chat.messages import MessageError
 from engine.tokens import Tokenizer
 from server.errors import BadRequestError
-from server.messages import MessageError
 from server.service import FrontEnd
 
 

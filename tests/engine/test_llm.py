@@ -54,6 +54,22 @@ def test_one_prompt_alone_is_accepted(embedded_llm: LLM) -> None:
     assert alone[0].outputs == by_ids[0].outputs == listed[0].outputs
 
 
+def test_chat_renders_and_answers(embedded_llm: LLM) -> None:
+    """E10: one conversation, several, and thinking on. Oracle: the rendered prompt given whole."""
+    ask = [{"role": "user", "content": "What is 17 + 25?"}]
+    expected = embedded_llm.generate([SUM], GREEDY)[0]
+    alone = embedded_llm.chat(ask, GREEDY)
+    several = embedded_llm.chat([ask, ask], GREEDY)
+    assert len(alone) == 1 and len(several) == 2
+    for output in (*alone, *several):
+        assert output.prompt_token_ids == expected.prompt_token_ids
+        assert output.outputs == expected.outputs
+    thinking = embedded_llm.chat(ask, GREEDY, chat_template_kwargs={"enable_thinking": True})[0]
+    assert thinking.prompt_token_ids != expected.prompt_token_ids
+    with pytest.raises(ValueError, match="role"):
+        embedded_llm.chat([{"content": "hi"}])
+
+
 def test_sampling_is_a_function_of_the_seed(embedded_llm: LLM) -> None:
     """E4: the same seed alone, in a batch, and as one of n. Oracle: the run alone."""
     seeded = SamplingParams(temperature=1.0, max_tokens=30, seed=11)

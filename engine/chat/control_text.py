@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from engine.chat.messages import MessageError
 from engine.tokens import Tokenizer
-from server.messages import MessageError
 
 MAX_NESTING = 128
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.messages import MAX_MESSAGES, MessageError, normalize_messages
+from engine.chat.messages import MAX_MESSAGES, MessageError, normalize_messages
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 

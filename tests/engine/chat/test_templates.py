@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from engine.chat.messages import MessageError, normalize_messages
+from engine.chat.templates import ChatTemplate
 from engine.tokens import Tokenizer, load_tokenizer
-from server.messages import MessageError, normalize_messages
-from server.templates import ChatTemplate
 from tests.oracle.chat_layout import lay_out_chat
 
-EMBEDDED = Path(__file__).parents[2] / "server" / "embedded"
+EMBEDDED = Path(__file__).parents[3] / "server" / "embedded"
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 THINKING_OFF = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 THINKING_ON = "<|im_start|>assistant\n<think>\n"

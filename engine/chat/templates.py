@@ -11,10 +11,10 @@ from typing import Any
 
 import jinja2
 
+from engine.chat.control_text import ControlText, Disguise, hide_in, strings_in, unused_codes
+from engine.chat.messages import MessageError, fail, normalize_messages
+from engine.chat.template_environment import build_environment
 from engine.tokens import Tokenizer
-from server.control_text import ControlText, Disguise, hide_in, strings_in, unused_codes
-from server.messages import MessageError, fail, normalize_messages
-from server.template_environment import build_environment
 
 MAX_RENDERED_CHARS = 2**24
 MAX_RENDER_S = 20.0
