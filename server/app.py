@@ -8,6 +8,7 @@ import re
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -93,7 +94,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 async def on_client_gone(request: Request, error: Exception) -> Response:
     """Note that nobody waits for the answer any more; nothing can be sent."""
-    logger.info("the client closed %s %s early", request.method, request.url.path)
+    logger.info("the client closed %s %s early", request.method, quote(request.url.path))
     return Response(status_code=HTTP_CLIENT_CLOSED)
 
 
@@ -103,7 +104,10 @@ async def on_unexpected_error(request: Request, error: Exception) -> Response:
 
 
 class RequestIdMiddleware:
-    """Gives every response an x-request-id: the client's own if it is a plain word."""
+    """Gives every response an x-request-id, the client's own if it is a plain word, and a log line.
+
+    The status endpoints, which are polled, have no line.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -119,6 +123,9 @@ class RequestIdMiddleware:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = request_id
+                if scope["path"] not in OPEN_PATHS:
+                    path = quote(scope["path"])
+                    logger.info("%s %s %d %s", scope["method"], path, message["status"], request_id)
             await send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -99,6 +99,7 @@ async def serve(
             ws="none",
             lifespan="off",
             log_config=None,
+            access_log=False,
             server_header=False,
             backlog=LISTEN_BACKLOG,
             timeout_graceful_shutdown=DRAIN_TIMEOUT_S,

@@ -171,7 +171,7 @@ async def test_large_body_is_413(app: ASGIApp, framing: str) -> None:
         reader, writer = await asyncio.open_connection(*address)
         writer.write(f"POST /v1/completions HTTP/1.1\r\nhost: x\r\n{framing}\r\n\r\n".encode())
         if "chunked" in framing:
-            writer.write(b"200000\r\n" + b" " * 0x200000)
+            writer.write(b"200000\r\n" + b" " * 0x200000 + b"\r\n")
         connection = RawConnection(reader, writer)
         async with asyncio.timeout(1):
             status, headers = await connection.head()
@@ -179,6 +179,8 @@ async def test_large_body_is_413(app: ASGIApp, framing: str) -> None:
         assert status.startswith("HTTP/1.1 413 ")
         assert headers["connection"] == "close"
         assert json.loads(body)["error"]["type"] == "request_too_large"
+        if "chunked" in framing:
+            writer.write(b"0\r\n\r\n")
         async with asyncio.timeout(5):
             assert await reader.read() == b""
         writer.close()
@@ -192,6 +194,20 @@ async def test_request_ids(http: httpx.AsyncClient) -> None:
     assert first != second
     odd = await http.get("/health", headers={"x-request-id": "a b\x7f"})
     assert odd.headers["x-request-id"].startswith("req_")
+
+
+async def test_log_has_one_line_per_request(
+    http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S2: status, path and id of each request; a path cannot forge a line; polls are silent."""
+    caplog.set_level(logging.INFO, logger="server")
+    await http.post("/v1/chat/completions", json=CHAT, headers={"x-request-id": "trace-8"})
+    await http.get("/v1/x%0Aforged")
+    await http.get("/health")
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == "POST /v1/chat/completions 200 trace-8"
+    assert lines[1].startswith("GET /v1/x%0Aforged 404 ")
+    assert len(lines) == 2
 
 
 class BrokenClient(StubEngine):

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
-import logging
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.types import ASGIApp
 
-from engine.request import FinishReason, NewRequest, RequestUpdate
+from engine.request import FinishReason, RequestUpdate
 from engine.tokens import Tokenizer
 from server.errors import ErrorBody, ErrorObject
 from server.service import ServedModel
 from server.service_chat import ChatService
 from server.streaming import encode_event
-from tests.server.live_server import RawConnection, live_server, until
+from tests.server.live_server import RawConnection, live_server
 from tests.server.stub_engine import StubEngine, reply_with
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -218,193 +214,3 @@ async def test_raw_bytes(app: ASGIApp, engine: StubEngine) -> None:
         assert chunks[-1] == b"data: [DONE]\n\n"
         assert await connection.reader.read() == b""
         connection.writer.close()
-
-
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("hold_after", [0, 2])
-@pytest.mark.parametrize("path", [PATH, "/v1/completions"])
-async def test_disconnect_aborts(
-    app: ASGIApp,
-    engine: StubEngine,
-    caplog: pytest.LogCaptureFixture,
-    stream: bool,
-    hold_after: int,
-    path: str,
-) -> None:
-    """S4: a client that vanishes, before or after the first token, aborts every choice."""
-    caplog.set_level(logging.INFO)
-    engine.hold_after = hold_after
-    async with live_server(app) as address:
-        fields = {"prompt": "x"} if path == "/v1/completions" else CHAT
-        body = json.dumps(fields | {"stream": stream, "n": 2}).encode()
-        connection = await RawConnection.post(address, path, body)
-        await until(lambda: len(engine.requests) == 2)
-        if stream and hold_after:
-            await connection.head()
-            await connection.chunk()
-        assert engine.aborted == []
-        await connection.reset()
-        await until(lambda: len(engine.aborted) == 2)
-        assert engine.finished == []
-        engine.gate.set()
-        async with httpx.AsyncClient(base_url="http://{}:{}".format(*address)) as http:
-            assert (await http.post(PATH, json=CHAT)).status_code == 200
-    assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
-
-
-class HoldingEngine(StubEngine):
-    """An engine client that keeps its generators, so that only `aclose` can end them."""
-
-    def __init__(self, like: StubEngine) -> None:
-        super().__init__(like.tokenizer, like.reply)
-        self.kept: list[AsyncIterator[RequestUpdate]] = []
-
-    def generate(self, request: NewRequest) -> AsyncIterator[RequestUpdate]:  # type: ignore[override]
-        updates = super().generate(request)
-        self.kept.append(updates)
-        return updates
-
-
-@pytest.mark.parametrize("num_choices", [1, 2])
-async def test_closing_a_stream_aborts(
-    model: ServedModel, engine: StubEngine, num_choices: int
-) -> None:
-    """S4: a stream that is closed between two chunks aborts its requests."""
-    holding = HoldingEngine(engine)
-    served = dataclasses.replace(model, client=holding)
-    stream: Any = await ChatService(served).create(CHAT | {"stream": True, "n": num_choices})
-    await anext(stream)
-    await stream.aclose()
-    assert len(holding.aborted) == num_choices
-
-
-async def test_other_requests_survive_a_disconnect(app: ASGIApp, engine: StubEngine) -> None:
-    """S4: one client's end leaves another's answer whole."""
-    engine.hold_after = 1
-    async with live_server(app) as address:
-        body = json.dumps(CHAT | {"stream": True}).encode()
-        leaving = await RawConnection.post(address, PATH, body)
-        async with httpx.AsyncClient(base_url="http://{}:{}".format(*address)) as http:
-            staying = asyncio.create_task(http.post(PATH, json=CHAT))
-            await until(lambda: len(engine.requests) == 2)
-            await leaving.reset()
-            await until(lambda: len(engine.aborted) == 1)
-            engine.gate.set()
-            body = (await staying).json()
-    assert body["choices"][0]["message"]["content"] == "The answer is 42."
-
-
-@pytest.mark.parametrize("path", [PATH, "/v1/completions"])
-async def test_engine_death(app: ASGIApp, engine: StubEngine, path: str) -> None:
-    """S4: when the engine dies a stream ends with an error event and [DONE], a call with 500."""
-    engine.hold_after = 2
-    async with live_server(app) as address:
-        fields = {"prompt": "x"} if path == "/v1/completions" else CHAT
-        stream = await RawConnection.post(
-            address, path, json.dumps(fields | {"stream": True}).encode()
-        )
-        await stream.head()
-        await stream.chunk()
-        async with httpx.AsyncClient(base_url="http://{}:{}".format(*address)) as http:
-            call = asyncio.create_task(http.post(path, json=fields))
-            await until(lambda: len(engine.requests) == 2)
-            engine.die()
-            response = await call
-            assert response.status_code == 500
-            assert response.json()["error"]["type"] == "server_error"
-            assert (await http.get("/health")).status_code == 503
-        chunks = []
-        while chunk := await stream.chunk():
-            chunks.append(chunk)
-        assert json.loads(chunks[-2][6:])["error"]["type"] == "server_error"
-        assert chunks[-1] == b"data: [DONE]\n\n"
-        stream.writer.close()
-
-
-@pytest.fixture
-async def client(app: ASGIApp) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The official client against a real server."""
-    async with (
-        live_server(app) as (host, port),
-        openai.AsyncOpenAI(
-            base_url=f"http://{host}:{port}/v1", api_key="k", max_retries=0
-        ) as official,
-    ):
-        yield official
-
-
-async def test_official_client(client: openai.AsyncOpenAI) -> None:
-    """S2: the openai package lists models, chats and completes, streamed and not."""
-    assert [model.id async for model in await client.models.list()] == ["gander-12m", "team/alias"]
-    assert (await client.models.retrieve("team/alias")).id == "team/alias"
-    messages: Any = CHAT["messages"]
-    chat = await client.chat.completions.create(
-        model="gander-12m", messages=messages, logprobs=True, top_logprobs=2, n=2
-    )
-    assert [choice.message.content for choice in chat.choices] == ["The answer is 42."] * 2
-    assert chat.choices[0].logprobs is not None
-    text = ""
-    last = None
-    async for chunk in await client.chat.completions.create(
-        model="gander-12m",
-        messages=messages,
-        stream=True,
-        stream_options={"include_usage": True},
-    ):
-        last = chunk
-        text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
-    assert text == "The answer is 42."
-    assert last is not None
-    assert last.usage is not None
-    completion = await client.completions.create(
-        model="gander-12m", prompt="Q", echo=True, logprobs=1
-    )
-    assert completion.choices[0].text == "QThe answer is 42."
-    parts = [
-        chunk.choices[0].text
-        async for chunk in await client.completions.create(
-            model="gander-12m", prompt="Q", stream=True
-        )
-    ]
-    assert "".join(parts) == "The answer is 42."
-
-
-async def test_official_stream_helper(client: openai.AsyncOpenAI) -> None:
-    """S2: facts 1.4, the client's accumulating helper sees one role and the whole text."""
-    messages: Any = CHAT["messages"]
-    async with client.chat.completions.stream(model="gander-12m", messages=messages) as stream:
-        final = await stream.get_final_completion()
-    assert final.choices[0].message.role == "assistant"
-    assert final.choices[0].message.content == "The answer is 42."
-    assert final.choices[0].finish_reason == "stop"
-
-
-async def test_official_errors(client: openai.AsyncOpenAI, engine: StubEngine) -> None:
-    """S2: facts 1.5, failures map to the client's exceptions with id, code and param."""
-    messages: Any = CHAT["messages"]
-    with pytest.raises(openai.NotFoundError) as missing:
-        await client.chat.completions.create(model="nope", messages=messages)
-    assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
-    assert missing.value.request_id
-    with pytest.raises(openai.BadRequestError):
-        await client.chat.completions.create(model="gander-12m", messages=messages, n=0)
-    engine.is_full = True
-    with pytest.raises(openai.InternalServerError) as full:
-        await client.chat.completions.create(model="gander-12m", messages=messages)
-    assert full.value.status_code == 503
-    engine.is_full = False
-    engine.hold_after = 2
-    stream = await client.chat.completions.create(
-        model="gander-12m", messages=messages, stream=True
-    )
-    engine.die()
-    with pytest.raises(openai.APIError, match="engine has stopped"):
-        async for _ in stream:
-            pass
-
-
-async def test_large_body_reaches_the_client_as_413(client: openai.AsyncOpenAI) -> None:
-    """S6: the official client sees the 413 although the server stops reading."""
-    with pytest.raises(openai.APIStatusError) as refused:
-        await client.completions.create(model="gander-12m", prompt="x" * (16 << 20))
-    assert refused.value.status_code == 413
