@@ -15,6 +15,8 @@ from types import NoneType
 from engine.config import EngineConfig
 from engine.version import __version__
 from server.app import DEFAULT_MAX_BODY_BYTES
+from server.batch_command import add_batch_options, run_batch_command
+from server.bench_command import add_bench_options, run_bench_command
 from server.serve import ServeOptions, run_serve
 
 EMBEDDED_MODEL = Path(__file__).parent / "embedded"
@@ -117,6 +119,38 @@ def serve_command(flags: argparse.Namespace) -> int:
     )
 
 
+def add_batch_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `deltaloom batch`."""
+    add_engine_flags(parser)
+    add_batch_options(parser)
+
+
+def batch_command(flags: argparse.Namespace) -> int:
+    """Run a batch file with the parsed flags.
+
+    Raises:
+        ValueError: a flag's value or a file cannot be used.
+    """
+    names = served_names(flags.served_model_name, Path(flags.model_path))
+    return run_batch_command(flags, engine_config(flags), names)
+
+
+def add_bench_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `deltaloom bench`."""
+    add_engine_flags(parser)
+    add_bench_options(parser)
+
+
+def bench_command(flags: argparse.Namespace) -> int:
+    """Measure with the parsed flags.
+
+    Raises:
+        ValueError: a flag's value cannot be used, or a request failed.
+    """
+    name = served_names(None, Path(flags.model_path))[0]
+    return run_bench_command(flags, engine_config(flags), name, sys.argv[1:])
+
+
 def served_names(flag: str | None, model_path: Path) -> tuple[str, ...]:
     """The names of the served model.
 
@@ -132,7 +166,11 @@ def served_names(flag: str | None, model_path: Path) -> tuple[str, ...]:
     return names
 
 
-COMMANDS = (Command("serve", "answer OpenAI requests over HTTP", add_serve_flags, serve_command),)
+COMMANDS = (
+    Command("serve", "answer OpenAI requests over HTTP", add_serve_flags, serve_command),
+    Command("batch", "run a file of requests", add_batch_flags, batch_command),
+    Command("bench", "measure speed, of an engine or an endpoint", add_bench_flags, bench_command),
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
