@@ -28,6 +28,8 @@ ALIVE_CHECK_S = 0.2
 DRAIN_TIMEOUT_S = 30
 DEAD_ENGINE_DRAIN_TIMEOUT_S = 5
 LISTEN_BACKLOG = 2048
+# Longer than clients keep idle connections, so that none is closed while a request is on its way.
+KEEP_ALIVE_S = 75
 
 StartEngine = Callable[[EngineConfig], Awaitable[EngineClient]]
 
@@ -102,6 +104,7 @@ async def serve(
             access_log=False,
             server_header=False,
             backlog=LISTEN_BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
         )
     )

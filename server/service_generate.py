@@ -10,7 +10,7 @@ from engine.client import EngineClient, EngineDeadError, QueueFullError
 from engine.request import FinishReason, NewRequest, RequestUpdate
 from engine.tokens import Tokenizer
 from server.errors import BadRequestError, InternalError, engine_error
-from server.metrics import ServerMetrics
+from server.metrics import RequestTimer, ServerMetrics
 from server.service_text import ChoiceDelta, ChoiceText, ChoiceTokens
 
 Deltas = AsyncGenerator[ChoiceDelta, None]
@@ -29,19 +29,26 @@ class ChoiceRunner:
     def run(self, requests: Sequence[NewRequest]) -> Deltas:
         """The deltas of all requests as they come; `index` is the place in `requests`.
 
+        No more of them are with the engine at a time than it runs together, so that one call
+        with many prompts does not fill the queue.
+
         Raises:
             ApiError: the engine refused or failed one of them; the others are aborted.
         """
-        choices = [self._run_one(index, request) for index, request in enumerate(requests)]
-        return choices[0] if len(choices) == 1 else merge(choices)
+        choices = [
+            self._run_one(index, request, self._metrics.start_request())
+            for index, request in enumerate(requests)
+        ]
+        if len(choices) == 1:
+            return choices[0]
+        return merge(choices, max_open=self._client.info.max_running_requests)
 
-    async def _run_one(self, index: int, request: NewRequest) -> Deltas:
+    async def _run_one(self, index: int, request: NewRequest, timer: RequestTimer) -> Deltas:
         reader = (
             ChoiceTokens(index)
             if self._tokenizer is None
             else ChoiceText(index, request, self._tokenizer)
         )
-        timer = self._metrics.start_request()
         updates = self._client.generate(request)
         assert isinstance(updates, AsyncGenerator)
         try:
@@ -71,16 +78,17 @@ def raise_for_failure(update: RequestUpdate) -> None:
         raise InternalError("The request was aborted.")
 
 
-async def merge(choices: Sequence[Deltas]) -> Deltas:
-    """The items of all generators in the order in which they come.
+async def merge(choices: Sequence[Deltas], *, max_open: int) -> Deltas:
+    """The items of all generators in the order in which they come, `max_open` running at once.
 
     The first exception ends all of them; so does closing this generator.
     """
     arrived: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue()
+    free = asyncio.Semaphore(max_open)
 
     async def drain(choice: Deltas) -> None:
         try:
-            async with aclosing(choice):
+            async with free, aclosing(choice):
                 async for delta in choice:
                     arrived.put_nowait(delta)
         except Exception as error:

@@ -50,8 +50,8 @@ class StubEngine:
     """An `EngineClient` that answers every request with `reply(request)`, then EOS.
 
     It keeps the contract of `RequestUpdate`: stop strings, stop ids and max_tokens end the
-    output where an engine would. `hold_after` tokens it waits for `gate`. `started`,
-    `finished` and `aborted` hold request ids.
+    output where an engine would. `hold_after` tokens it waits for `gate`. `finished` and
+    `aborted` hold request ids; `most_open` is how many requests ran together at most.
     """
 
     tokenizer: Tokenizer | None
@@ -67,12 +67,14 @@ class StubEngine:
     requests: list[NewRequest] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    most_open: int = 0
 
     async def generate(self, request: NewRequest) -> AsyncIterator[RequestUpdate]:
         self.check_alive()
         if self.is_full:
             raise QueueFullError
         self.requests.append(request)
+        self.most_open = max(self.most_open, self.num_open)
         num_sent = 0
         try:
             for update in self.updates(request):
@@ -142,6 +144,11 @@ class StubEngine:
                     return ids, FinishReason.STOP, output.stop_string
         return ids, FinishReason.LENGTH, None
 
+    @property
+    def num_open(self) -> int:
+        """Requests that have neither finished nor been aborted."""
+        return len(self.requests) - len(self.finished) - len(self.aborted)
+
     def check_alive(self) -> None:
         """Raise EngineDeadError once the engine has died."""
         if not self.is_alive:
@@ -154,8 +161,7 @@ class StubEngine:
 
     async def stats(self) -> EngineStats:
         self.check_alive()
-        num_open = len(self.requests) - len(self.finished) - len(self.aborted)
-        return EngineStats(num_requests_running=num_open, num_pages_used=16, num_steps_total=7)
+        return EngineStats(num_requests_running=self.num_open, num_pages_used=16, num_steps_total=7)
 
     async def close(self) -> None:
         self.is_closed = True

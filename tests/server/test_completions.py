@@ -88,6 +88,15 @@ async def test_prompt_forms(
     assert body["usage"]["prompt_tokens"] == 6
 
 
+async def test_many_prompts_do_not_fill_the_queue(
+    http: httpx.AsyncClient, engine: StubEngine
+) -> None:
+    """S4: one call hands the engine no more requests at once than it runs together (8)."""
+    body = await complete(http, prompt=[[i + 1] for i in range(30)])
+    assert len(body["choices"]) == 30
+    assert engine.most_open == engine.info.max_running_requests
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
