@@ -83,20 +83,12 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def serve(
-    options: ServeOptions,
-    front_end: FrontEnd,
-    listener: socket.socket,
-    start_engine: StartEngine,
-) -> int:
-    """Answer on `listener` from the start, with 503 until the engine is ready."""
-    state = ServerState()
-    app = build_app(
-        state, AppOptions(api_key=options.api_key, max_body_bytes=options.max_body_bytes)
-    )
-    server = QuietServer(
+def build_server(options: ServeOptions, state: ServerState) -> QuietServer:
+    """The HTTP server of the application, not yet running."""
+    app_options = AppOptions(api_key=options.api_key, max_body_bytes=options.max_body_bytes)
+    return QuietServer(
         uvicorn.Config(
-            app,
+            build_app(state, app_options),
             http="httptools",
             ws="none",
             lifespan="off",
@@ -108,6 +100,17 @@ async def serve(
             timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
         )
     )
+
+
+async def serve(
+    options: ServeOptions,
+    front_end: FrontEnd,
+    listener: socket.socket,
+    start_engine: StartEngine,
+) -> int:
+    """Answer on `listener` from the start, with 503 until the engine is ready."""
+    state = ServerState()
+    server = build_server(options, state)
     host, port = listener.getsockname()[:2]
     logger.info("listening on http://%s:%d, loading the model", host, port)
     with stop_on_signals(server, state):

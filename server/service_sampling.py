@@ -61,6 +61,7 @@ def load_sampling_defaults(folder: Path) -> SamplingDefaults:
     else:
         defaults = msgspec.convert(given, SamplingDefaults)
     try:
+        require_range("temperature", defaults.temperature, 0.0, MAX_API_TEMPERATURE)
         SamplingParams(**msgspec.structs.asdict(defaults))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
@@ -91,11 +92,11 @@ def build_params(
     check_best_of(fields)
     if max_tokens is not None:
         max_tokens = min(max_tokens, limits.max_request_tokens)
+    temperature = _either(fields.temperature, defaults.temperature)
     try:
-        if fields.temperature is not None:
-            require_range("temperature", fields.temperature, 0.0, MAX_API_TEMPERATURE)
+        require_range("temperature", temperature, 0.0, MAX_API_TEMPERATURE)
         return SamplingParams(
-            temperature=_either(fields.temperature, defaults.temperature),
+            temperature=temperature,
             top_p=_either(fields.top_p, defaults.top_p),
             top_k=_either(fields.top_k, defaults.top_k),
             min_p=_either(fields.min_p, defaults.min_p),

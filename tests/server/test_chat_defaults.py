@@ -59,7 +59,15 @@ def test_without_generation_config(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", '{"temperature": "hot"}', '{"temperature": -1}', '{"top_k": 1.5}', '{"top_p": 0}'],
+    [
+        "{",
+        "[]",
+        '{"temperature": "hot"}',
+        '{"temperature": -1}',
+        '{"temperature": 3}',
+        '{"top_k": 1.5}',
+        '{"top_p": 0}',
+    ],
 )
 def test_broken_generation_config(tmp_path: Path, text: str) -> None:
     """E1: a file that cannot be used is an error that names it, when the server starts."""
