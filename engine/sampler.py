@@ -108,7 +108,7 @@ def sample(
         token_ids = adjusted.argmax(-1)
     else:
         scaled = (adjusted - peaks) / rows.temperature[:, None]
-        token_ids = _draw(scaled, rows, positions, plan)
+        token_ids = _draw(scaled, table.token_ids, rows, positions, plan)
     token_ids = torch.where(is_bad, 0, token_ids)
     if plan.num_top_logprobs is None:
         return Sampled(token_ids, is_bad, None, None, None)
@@ -128,8 +128,8 @@ def score_tokens(logits: Tensor, targets: Tensor, num_top: int) -> TokenScores:
     logprobs = (raw.gather(1, targets[:, None]) - peaks - log_sums)[:, 0]
     if num_top == 0:
         return TokenScores(logprobs, None, None)
-    top_ids = rank_tokens(raw, min(num_top, raw.shape[-1]))
-    return TokenScores(logprobs, top_ids, raw.gather(1, top_ids) - peaks - log_sums)
+    top_ids, top_logits = rank_tokens(raw, min(num_top, raw.shape[-1]))
+    return TokenScores(logprobs, top_ids, top_logits - peaks - log_sums)
 
 
 def _adjust_logits(
@@ -160,14 +160,14 @@ def _adjust_logits(
     return logits
 
 
-def _draw(scaled: Tensor, rows: RowParams, positions: Tensor, plan: SamplingPlan) -> Tensor:
+def _draw(
+    scaled: Tensor, token_ids: Tensor, rows: RowParams, positions: Tensor, plan: SamplingPlan
+) -> Tensor:
     """Gumbel-max over the tokens that stay; greedy rows get no noise. Ties: lowest id."""
     vocab_size = scaled.shape[-1]
-    token_ids = torch.arange(vocab_size, device=scaled.device)[None]
     if plan.has_truncation:
         num_ranked = min(SMALL_TOP_K, vocab_size) if plan.is_top_k_small else vocab_size
-        token_ids = rank_tokens(scaled, num_ranked)
-        scaled = scaled.gather(1, token_ids)
+        token_ids, scaled = rank_tokens(scaled, num_ranked)
         is_kept = keep_mask(scaled, rows.top_k, rows.top_p, rows.min_p)
         scaled = torch.where(is_kept, scaled, -torch.inf)
     noise = gumbel_noise(rows.seed, positions, token_ids)

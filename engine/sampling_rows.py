@@ -55,6 +55,7 @@ class SamplingTable:
     masked_ids: [S, ids] int64, tokens that may not come before min_tokens, else -1.
     output_counts: [S, V] int32 and in_prompt: [S, V] bool, right only in slots of requests
     with penalties.
+    token_ids: [1, V] int64, every token.
     """
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
@@ -72,6 +73,7 @@ class SamplingTable:
         )
         self.output_counts = torch.zeros(num_rows, vocab_size, dtype=torch.int32, device=device)
         self.in_prompt = torch.zeros(num_rows, vocab_size, dtype=torch.bool, device=device)
+        self.token_ids = torch.arange(vocab_size, device=device)[None]
         neutral = SamplingParams(temperature=0.0)
         self.floats[:] = torch.tensor(_floats_from(neutral))
         self.ints[:] = torch.tensor(_ints_from(neutral, 0, vocab_size))

@@ -140,12 +140,15 @@ def test_ranking_is_by_score_then_id(scores: list[float], num_ranked: int) -> No
     """E4: ties rank by token id, also among the best few. Oracle: Python's sorted."""
     count = min(num_ranked, len(scores))
     expected = sorted(range(len(scores)), key=lambda token_id: (-scores[token_id], token_id))
-    assert rank_tokens(torch.tensor([scores]), count).tolist() == [expected[:count]]
+    ids, ranked = rank_tokens(torch.tensor([scores]), count)
+    assert ids.tolist() == [expected[:count]]
+    assert ranked.tolist() == [[scores[token_id] for token_id in expected[:count]]]
 
 
 def test_ranking_takes_negative_zero_for_zero() -> None:
     """E4: Oracle: -0.0 == 0.0, so the ids decide."""
-    assert rank_tokens(torch.tensor([[-1.0, -0.0, 0.0]]), 3).tolist() == [[1, 2, 0]]
+    ids, _ = rank_tokens(torch.tensor([[-1.0, -0.0, 0.0]]), 3)
+    assert ids.tolist() == [[1, 2, 0]]
 
 
 @settings(deadline=None, max_examples=150)
@@ -162,10 +165,9 @@ def test_truncation_keeps_the_exact_set(
     peak = max(logits)
     scaled = [value - peak for value in logits]
     filtered = truncate(scaled, Row(top_k=top_k, top_p=top_p, min_p=min_p))
-    scores = torch.tensor([scaled])
-    ranked_ids = rank_tokens(scores, len(scaled))
+    ranked_ids, ranked = rank_tokens(torch.tensor([scaled]), len(scaled))
     is_kept = keep_mask(
-        scores.gather(1, ranked_ids),
+        ranked,
         torch.tensor([top_k if 0 < top_k <= len(scaled) else len(scaled)]),
         torch.tensor([top_p]),
         torch.tensor([min_p]),

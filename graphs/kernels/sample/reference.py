@@ -38,11 +38,12 @@ def _multiply_wide(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
 def philox_words(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     """The first output word of Philox4x32-10 as int64, [R, N], in [0, 2^32).
 
-    seeds, positions: [R] int64. token_ids: [R, N] or [1, N] int64, in [0, 2^32). The key is
-    (seed low, seed high), the counter (token id, position, 0, 0). These are the bits of
-    `tl.philox(seed, token_id, position, 0, 0)` with 32-bit counters (64-bit counters would
-    select another generator there). Salmon et al., "Parallel random numbers: as easy as
-    1, 2, 3", 2011.
+    seeds, positions: [R] int64. token_ids: [R, N] or [1, N] int64, in [0, 2^32), in a compiled
+    function an input or a result, not its own `arange`: the compiler would do the arithmetic
+    on the 32-bit index behind it. The key is (seed low, seed high), the counter (token id,
+    position, 0, 0). These are the bits of `tl.philox(seed, token_id, position, 0, 0)` with
+    32-bit counters (64-bit ones select another generator there). Salmon et al., "Parallel
+    random numbers: as easy as 1, 2, 3", 2011.
     """
     key_a = seeds[:, None] & _MASK32
     key_b = (seeds[:, None] >> 32) & _MASK32
@@ -79,23 +80,28 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     return -torch.log(-torch.log1p(-uniform))
 
 
-def rank_tokens(scores: Tensor, num_ranked: int) -> Tensor:
-    """Ids of the `num_ranked` best tokens of each row, best first, [R, num_ranked] int64.
+def rank_tokens(scores: Tensor, num_ranked: int) -> tuple[Tensor, Tensor]:
+    """The `num_ranked` best tokens of each row, best first: ids int64 and scores, [R, num_ranked].
 
     scores: [R, V] float32, -inf allowed. Equal scores rank by token id, lowest first.
     """
     vocab_size = scores.shape[-1]
     # -0.0 ranks as 0.0, its equal.
     bits = torch.where(scores == 0.0, 0, scores.view(torch.int32))
-    # Integers that order as the floats do: the magnitude bits of negative floats flip.
-    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
-    reversed_ids = _MASK32 - torch.arange(vocab_size, device=scores.device)
-    keys = (ordered << 32) | reversed_ids
+    # Counted down from the last id: a compiler may do index arithmetic in 32 bits.
+    reversed_ids = vocab_size - 1 - torch.arange(vocab_size, device=scores.device)
+    keys = (_flip_negative(bits).long() << 32) | reversed_ids
     if num_ranked < vocab_size:
         ranked = torch.topk(keys, num_ranked, dim=-1).values
     else:
         ranked = torch.sort(keys, dim=-1, descending=True).values
-    return _MASK32 - (ranked & _MASK32)
+    ranked_bits = _flip_negative((ranked >> 32).int())
+    return vocab_size - 1 - (ranked & _MASK32), ranked_bits.view(torch.float32)
+
+
+def _flip_negative(bits: Tensor) -> Tensor:
+    """Float bits to integers of the same order, and back: negative ones flip their magnitude."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 def keep_mask(ranked: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
@@ -107,11 +113,14 @@ def keep_mask(ranked: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Te
     reaches top_p. min_p: [R] float32 in [0, 1]: at least that fraction of the best token's
     probability. The best token always stays.
     """
-    ranks = torch.arange(ranked.shape[-1], device=ranked.device)
-    is_kept = ranks < top_k[:, None]
-    mass = torch.where(is_kept, (torch.exp(ranked) * _MASS_SCALE).long(), 0)
+    num_ranked = ranked.shape[-1]
+    mass = (torch.exp(ranked) * _MASS_SCALE).long()
+    # The scan reads nothing but scores: compilers fail to fuse it with per-row lookups.
     mass_through = mass.cumsum(-1)
+    total = mass_through.gather(1, top_k.clamp(max=num_ranked)[:, None] - 1)
     # At least 1, for the best token stays even where top_p rounds to 0.
-    wanted = torch.ceil(top_p.double() * mass_through[:, -1].double()).long().clamp(min=1)
-    is_kept &= (mass_through - mass < wanted[:, None]) | (top_p[:, None] >= 1.0)
-    return is_kept & (ranked >= torch.log(min_p)[:, None])
+    wanted = torch.ceil(top_p[:, None].double() * total.double()).long().clamp(min=1)
+    is_nucleus = (mass_through - mass < wanted) | (top_p[:, None] >= 1.0)
+    ranks = torch.arange(num_ranked, device=ranked.device)
+    is_likely = ranked >= torch.log(min_p)[:, None]
+    return (ranks < top_k[:, None]) & is_nucleus & is_likely
