@@ -96,6 +96,7 @@ def finish_update(state: RequestState, error: str | None = None) -> RequestUpdat
     if state.params.prompt_logprobs is not None and not state.has_delivered:
         # A prompt of one token has no row to score.
         prompt_logprobs = list(state.prompt_logprobs) or [None]
+    queue_s = None if state.has_delivered else state.queue_s
     state.has_delivered = True
     return RequestUpdate(
         request_id=state.request_id,
@@ -105,4 +106,5 @@ def finish_update(state: RequestState, error: str | None = None) -> RequestUpdat
         finish_reason=state.finish_reason,
         stop_reason=state.stop_reason,
         error=error or state.error,
+        queue_s=queue_s,
     )

@@ -162,7 +162,9 @@ class RequestUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     when asked for. `prompt_logprobs` comes once, with the first update: one entry per prompt
     token, the first None. `stop_reason` is the stop string or stop token id that ended the
     request, None for EOS and for length. `error` explains FinishReason.ERROR;
-    `is_user_error` says that the request itself was at fault (HTTP 400, not 500).
+    `is_user_error` says that the request itself was at fault (HTTP 400, not 500). `queue_s`
+    comes with the first update: seconds from submission to the first admission, None when the
+    request was never admitted.
     """
 
     request_id: str
@@ -173,6 +175,7 @@ class RequestUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     stop_reason: int | str | None = None
     error: str | None = None
     is_user_error: bool = False
+    queue_s: float | None = None
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,7 +34,13 @@ class RequestState:
     num_undelivered: int = 0
     undelivered_logprobs: list[TokenLogprob] = field(default_factory=list)
     has_delivered: bool = False
-    arrival_s: float = field(default_factory=time.monotonic)
+    submitted_s: float = field(default_factory=time.monotonic)
+    queue_s: float | None = None
+
+    def leave_queue(self) -> None:
+        """Note how long the request waited, the first time it is admitted."""
+        if self.queue_s is None:
+            self.queue_s = time.monotonic() - self.submitted_s
 
     @property
     def request_id(self) -> str:

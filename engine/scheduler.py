@@ -214,6 +214,7 @@ class Scheduler:
         slots = self._slots.take(1)
         assert slots is not None
         state.pages, state.slot = pages, slots[0]
+        state.leave_queue()
         return True
 
     def _grow(self, state: RequestState) -> bool:

@@ -143,23 +143,26 @@ class WorkerClient:
 
     async def _read(self) -> None:
         fault = GONE
-        while (payload := await read_payload(self._reader)) is not None:
-            frame = engine_decoder.decode(payload)
-            match frame:
-                case Updates(updates):
-                    for update in updates:
-                        self._put(update.request_id, update)
-                case Refused(request_id, message):
-                    self._put(request_id, QueueFullError(message))
-                case Stats(stats):
-                    answer = self._stats.popleft()
-                    if not answer.done():
-                        answer.set_result(stats)
-                case Failed(message, _):
-                    fault = message
-                case Ready():
-                    raise AssertionError("the engine is ready only once")
-        self._end(fault)
+        try:
+            while (payload := await read_payload(self._reader)) is not None:
+                frame = engine_decoder.decode(payload)
+                match frame:
+                    case Updates(updates):
+                        for update in updates:
+                            self._put(update.request_id, update)
+                    case Refused(request_id, message):
+                        self._put(request_id, QueueFullError(message))
+                    case Stats(stats):
+                        answer = self._stats.popleft()
+                        if not answer.done():
+                            answer.set_result(stats)
+                    case Failed(message, _):
+                        fault = message
+                    case Ready():
+                        raise AssertionError("the engine is ready only once")
+        finally:
+            # Also when a frame makes no sense: nobody may wait for a reader that has ended.
+            self._end(fault)
 
     def _put(self, request_id: str, item: RequestUpdate | Exception) -> None:
         # A request that was given up here may still have updates on the way.

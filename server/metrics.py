@@ -92,6 +92,9 @@ class ServerMetrics:
         self._e2e = self._histogram(
             "e2e_request_latency_seconds", "From arrival to the last token.", REQUEST_BUCKETS_S
         )
+        self._queue_time = self._histogram(
+            "request_queue_time_seconds", "From arrival to admission.", REQUEST_BUCKETS_S
+        )
         for reason in FinishReason:
             self._success.labels(model_name, reason.value)
 
@@ -109,6 +112,10 @@ class ServerMetrics:
             self._ttft.observe(elapsed_s)
         else:
             self._inter_token.observe(elapsed_s / num_tokens)
+
+    def observe_queue_time(self, queue_s: float) -> None:
+        """Count a choice that was admitted `queue_s` after its arrival."""
+        self._queue_time.observe(queue_s)
 
     def observe_end(self, reason: FinishReason, elapsed_s: float) -> None:
         """Count a choice that ended `elapsed_s` after its arrival."""
@@ -134,6 +141,8 @@ class RequestTimer:
     def observe(self, update: RequestUpdate) -> None:
         """Take in one update."""
         now_s = time.monotonic()
+        if update.queue_s is not None:
+            self._metrics.observe_queue_time(update.queue_s)
         if update.token_ids:
             since_s = self._started_s if self._last_token_s is None else self._last_token_s
             self._metrics.observe_tokens(

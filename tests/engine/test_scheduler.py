@@ -248,6 +248,22 @@ def test_a_preempted_request_goes_before_those_that_wait() -> None:
     assert admitted == ["old", "young", "young", "waiting"]
 
 
+def test_the_first_update_tells_the_time_in_the_queue() -> None:
+    """S2: once, and not for a request that never left it. Oracle: the submission order."""
+    scheduler = make_scheduler(num_pages=10, num_slots=1)
+    for name in ("first", "never"):
+        scheduler.submit(make_state(name, 3, 3, ignore_eos=True))
+    updates = []
+    for _ in range(2):
+        batch = scheduler.next_batch()
+        assert batch is not None
+        updates += scheduler.drain(batch, run_step(batch))
+    scheduler.abort("never")
+    (ended,) = scheduler.release_aborted()
+    assert updates[0].queue_s is not None and updates[0].queue_s >= 0
+    assert updates[1].queue_s is None and ended.queue_s is None
+
+
 def test_requests_start_in_the_order_they_came() -> None:
     """E2: one slot only. Oracle: the order of submission."""
     scheduler = make_scheduler(num_pages=10, num_slots=1)

@@ -115,6 +115,7 @@ class StubEngine:
                 prompt_logprobs=prompt_logprobs if index == 0 else None,
                 finish_reason=reason if index == len(parts) - 1 else None,
                 stop_reason=stop_reason if index == len(parts) - 1 else None,
+                queue_s=0.5 if index == 0 else None,
             )
             for index, part in enumerate(parts)
         ]

@@ -52,6 +52,8 @@ async def test_requests_are_counted(http: httpx.AsyncClient, engine: StubEngine)
     assert samples["deltaloom:request_success_total", "abort"] == 0
     assert samples["deltaloom:time_to_first_token_seconds_count", ""] == 3
     assert samples["deltaloom:e2e_request_latency_seconds_count", ""] == 3
+    assert samples["deltaloom:request_queue_time_seconds_count", ""] == 3
+    assert samples["deltaloom:request_queue_time_seconds_sum", ""] == 1.5
     num_output = len(engine.reply(engine.requests[0])) + 1
     assert samples["deltaloom:inter_token_latency_seconds_count", ""] == 2 * (num_output - 1)
 
