@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-READY_TIMEOUT_S = 180.0
+READY_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
