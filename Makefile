@@ -52,7 +52,7 @@ test: $(TEST_READY) ## the tests that need no GPU
 	$(PYTHON) -m pytest $(ARGS)
 
 gpu-test: $(TEST_READY) ## the tests that need a CUDA GPU
-	$(PYTHON) -m pytest -m gpu $(ARGS)
+	$(PYTHON) -m pytest -m gpu tests/engine tests/graphs tests/contract $(ARGS)
 
 test-e2e: $(TEST_READY) ## fresh clone, real servers, real client; takes minutes
 	$(PYTHON) -m pytest -m e2e $(ARGS)
