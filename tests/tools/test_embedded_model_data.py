@@ -63,7 +63,7 @@ def test_html_becomes_markdown() -> None:
 
 def test_tokenizer_gives_back_the_text_and_puts_added_tokens_last() -> None:
     """S1. Oracle: the text itself; ids from 0 to the vocabulary size."""
-    texts = ["Hello, it's 12:30!\n  def f(x):\n\treturn x ", "naïve café", "Hello there"]
+    texts = ["Hello, it's 12:30!\n  def f(x):\n\treturn x ", "naïve café", "Since 2024 and 2024"]
     tokenizer = train_tokenizer(texts * 3, 300)
     size = tokenizer.get_vocab_size()
     names = [tokenizer.id_to_token(i) for i in range(size - 9, size)]
