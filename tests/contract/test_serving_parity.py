@@ -36,12 +36,9 @@ def test_mixed_lengths_with_joins_and_leaves(family: str, case: TinyCase, tmp_pa
     oracle = build_oracle(family, case)
     oracle.save_pretrained(tmp_path)
     rng = random.Random(case.name)
-    prompts = [
-        [rng.randrange(case.vocab) for _ in range(rng.choice([1, 2, 6, 7, 8, 15, 40, 90]))]
-        for _ in range(9)
-    ]
-    counts = [rng.choice([1, 3, 17, 40]) for _ in prompts]
-    counts[0] = 64
+    lens = [40, 2, 6, 90, 7, 1, 8, 15, 40]
+    counts = [64, 40, 3, 40, 1, 40, 17, 40, 40]
+    prompts = [[rng.randrange(case.vocab) for _ in range(length)] for length in lens]
     with LLM(
         str(tmp_path),
         compile="off",
@@ -49,7 +46,7 @@ def test_mixed_lengths_with_joins_and_leaves(family: str, case: TinyCase, tmp_pa
         max_running_requests=3,
         max_prefill_tokens=7,
         page_size=4,
-        max_kv_tokens=236,
+        max_kv_tokens=136,
     ) as llm:
         params = [
             SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in counts
