@@ -6,10 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine import LLM
 
 EMBEDDED = Path(__file__).parent.parent / "server" / "embedded"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tiny tensors gain nothing from a second thread, and lose much on a busy machine."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
