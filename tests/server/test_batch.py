@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -201,8 +202,9 @@ def test_results_are_written_as_they_finish(batch: BatchFolder, tokenizer: Token
     class Watching(StubEngine):
         async def generate(self, request: NewRequest) -> Any:
             is_slow = request.params.max_tokens == 7
-            while is_slow and not by_id(batch.output):
-                await asyncio.sleep(0.001)
+            async with asyncio.timeout(10):
+                while is_slow and not by_id(batch.output):
+                    await asyncio.sleep(0.001)
             if is_slow:
                 seen.append(set(by_id(batch.output)))
             async for update in super().generate(request):
@@ -237,14 +239,24 @@ def test_a_bug_fails_one_line(
     assert len(results) == 3
 
 
-def test_progress_goes_to_stderr(batch: BatchFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    """S5: the bar shows lines, tokens per second and failures; without it stderr is quiet."""
-    batch.write(text_line("a"), b"bad")
+def test_progress_goes_to_stderr(
+    batch: BatchFolder, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """S5: the bar shows lines, tokens per second and failures; without it stderr is quiet.
+
+    The log has the totals. Oracle: the usage in the results.
+    """
+    caplog.set_level(logging.INFO)
+    batch.write(text_line("a"), b"bad", text_line("b", max_tokens=2))
     assert batch.run(has_progress=True) == 1
+    results = by_id(batch.output)
+    usages = [results[name]["response"]["body"]["usage"] for name in "ab"]
+    num_tokens = sum(usage["completion_tokens"] for usage in usages)
+    assert f"3 lines run, 0 done before, 1 failed in all; {num_tokens} tokens" in caplog.text
     shown = capsys.readouterr()
     assert shown.out == ""
     last = shown.err.rstrip().rpartition("\r")[2]
-    assert "2/2" in last
+    assert "3/3" in last
     assert "tokens/s" in last
     assert "1 failed" in last
     batch.output.unlink()

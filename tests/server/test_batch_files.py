@@ -62,6 +62,10 @@ def test_results_never_overwrite_a_file(batch: BatchFolder) -> None:
         batch.run(error_file=batch.error_file)
     assert batch.starts == []
     assert batch.run() == 0
+    results = batch.output.read_bytes()
+    with pytest.raises(ValueError, match="is not empty"):
+        batch.run()
+    assert batch.output.read_bytes() == results
 
 
 @pytest.mark.parametrize("kind", ["same", "symlink", "hard link", "dots"])
