@@ -112,6 +112,12 @@ def test_bad_files_are_refused(tmp_path: Path, name: str) -> None:
         read(tmp_path, changed | {name: [] if name == "rows" else ""})
 
 
+def test_a_date_without_a_zone_is_refused(tmp_path: Path) -> None:
+    """S7: runs on machines in different zones must sort."""
+    with pytest.raises(ValueError, match="date"):
+        read(tmp_path, FILE | {"date": "2026-01-02T03:04:05"})
+
+
 @pytest.mark.parametrize("name", [key for key in ROW if key != "rows_per_request"])
 def test_incomplete_rows_are_refused(tmp_path: Path, name: str) -> None:
     """S7: a row without one of its fields says nothing that can be compared."""
