@@ -18,7 +18,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from server.bench_results import ResultRow, write_results
+from server.bench.results import ResultRow, write_results
 
 MODEL = Path(__file__).parents[1] / "server" / "embedded"
 GEOMETRY = "gander-12m"

@@ -31,7 +31,7 @@ from server.routes.generate import generate_routes
 from server.routes.models import model_routes
 from server.routes.status import OPEN_PATHS, status_routes
 from server.routes.tokens import token_routes
-from server.service_state import ServerState
+from server.service.state import ServerState
 from server.streaming import HTTP_CLIENT_CLOSED, ClientGoneError
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from types import NoneType
 from engine.config import EngineConfig
 from engine.version import __version__
 from server.app import DEFAULT_MAX_BODY_BYTES
-from server.batch_command import add_batch_options, run_batch_command
-from server.bench_command import add_bench_options, run_bench_command
+from server.batch.command import add_batch_options, run_batch_command
+from server.bench.command import add_bench_options, run_bench_command
 from server.serve import ServeOptions, run_serve
 
 EMBEDDED_MODEL = Path(__file__).parent / "embedded"

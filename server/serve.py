@@ -19,8 +19,8 @@ from engine.config import EngineConfig
 from engine.worker_client import start_worker
 from server.app import DEFAULT_MAX_BODY_BYTES, AppOptions, build_app
 from server.metrics import ServerMetrics
-from server.service import FrontEnd, ServedModel, load_front_end
-from server.service_state import ServerState
+from server.service.served_model import FrontEnd, ServedModel, load_front_end
+from server.service.state import ServerState
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.errors import ApiError, InternalError
-from server.service_stream import PrimedStream
+from server.service.stream import PrimedStream
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.errors import ApiError, BodyTooLargeError
-from server.schemas_request import parse_json_object
+from server.service.request_schema import parse_json_object
 
 DISCARD_TIMEOUT_S = 2.0
 MAX_DISCARDED_BYTES = 256 << 20

@@ -11,11 +11,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from server.routes.bodies import json_response, read_json
-from server.service import ServedModel
-from server.service_chat import ChatService
-from server.service_completions import CompletionService
-from server.service_state import ServerState
-from server.service_stream import PrimedStream
+from server.service.chat import ChatService
+from server.service.completions import CompletionService
+from server.service.served_model import ServedModel
+from server.service.state import ServerState
+from server.service.stream import PrimedStream
 from server.streaming import EventStreamResponse, run_until_disconnect
 
 

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from server.routes.bodies import json_response
-from server.service_state import ServerState
+from server.service.state import ServerState
 
 
 def model_routes(state: ServerState) -> list[Route]:

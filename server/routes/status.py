@@ -10,8 +10,8 @@ from starlette.routing import Route
 from engine.client import EngineDeadError
 from engine.version import __version__
 from server.routes.bodies import json_response
-from server.schemas_response import VersionResponse
-from server.service_state import ServerState
+from server.service.response_schema import VersionResponse
+from server.service.state import ServerState
 
 OPEN_PATHS = frozenset(("/health", "/ready", "/version", "/metrics"))
 

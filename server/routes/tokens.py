@@ -7,8 +7,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from server.routes.bodies import json_response, read_json
-from server.service_state import ServerState
-from server.service_tokenize import TokenizeService
+from server.service.state import ServerState
+from server.service.tokenize import TokenizeService
 
 
 def token_routes(state: ServerState, max_body_bytes: int) -> list[Route]:

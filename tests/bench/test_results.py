@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from server.bench_machine import read_machine
-from server.bench_results import METRIC_UNITS, ResultRow, read_results, write_results
+from server.bench.machine import read_machine
+from server.bench.results import METRIC_UNITS, ResultRow, read_results, write_results
 
 ROOT = Path(__file__).parents[2]
 EMBEDDED_NAME = "gander-12m"

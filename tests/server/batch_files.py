@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.client import EngineClient
 from engine.config import EngineConfig
-from server.batch import BatchOptions, run_batch
+from server.batch.job import BatchOptions, run_batch
 from tests.server.stub_engine import StubEngine
 
 EMBEDDED = Path(__file__).parents[2] / "server" / "embedded"

@@ -12,8 +12,8 @@ from starlette.types import ASGIApp
 from engine.tokens import Tokenizer
 from server.app import AppOptions, build_app
 from server.metrics import ServerMetrics
-from server.service import FrontEnd, ServedModel, load_front_end
-from server.service_state import ServerState
+from server.service.served_model import FrontEnd, ServedModel, load_front_end
+from server.service.state import ServerState
 from tests.server.stub_engine import StubEngine, reply_with
 
 EMBEDDED = Path(__file__).parents[2] / "server" / "embedded"

@@ -12,8 +12,8 @@ import pytest
 from starlette.types import ASGIApp
 
 from server.app import AppOptions, build_app
-from server.service import ServedModel
-from server.service_state import ServerState
+from server.service.served_model import ServedModel
+from server.service.state import ServerState
 from tests.server.live_server import RawConnection, live_server
 from tests.server.stub_engine import StubEngine
 

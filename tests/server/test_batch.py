@@ -12,10 +12,10 @@ import pytest
 
 from engine.request import NewRequest
 from engine.tokens import Tokenizer
-from server.batch_lines import MAX_LINE_BYTES
-from server.service import ServedModel
-from server.service_chat import ChatService
-from server.service_completions import CompletionService
+from server.batch.lines import MAX_LINE_BYTES
+from server.service.chat import ChatService
+from server.service.completions import CompletionService
+from server.service.served_model import ServedModel
 from tests.server.batch_files import (
     CHAT_URL,
     TEXT_URL,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.batch_results import ResultFile
+from server.batch.results import ResultFile
 from tests.server.batch_files import (
     BatchFolder,
     by_id,

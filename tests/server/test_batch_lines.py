@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.tokens import Tokenizer
-from server.batch_lines import BYTE_ORDER_MARK, BadLine, BatchRequest, parse_line, read_batch
-from server.batch_results import BatchOutput, ResultFile
-from server.batch_run import BatchProgress, BatchRun
+from server.batch.lines import BYTE_ORDER_MARK, BadLine, BatchRequest, parse_line, read_batch
+from server.batch.results import BatchOutput, ResultFile
+from server.batch.run import BatchProgress, BatchRun
 from server.metrics import ServerMetrics
-from server.service import FrontEnd, ServedModel
+from server.service.served_model import FrontEnd, ServedModel
 from tests.server.batch_files import chat_line, dump, read_lines, text_line, without_names
 from tests.server.stub_engine import StubEngine, reply_with
 

@@ -13,7 +13,7 @@ from engine.client import EngineClient, EngineDeadError
 from engine.config import EngineConfig
 from engine.request import NewRequest
 from engine.tokens import Tokenizer
-from server.batch import run_batch
+from server.batch.job import run_batch
 from tests.server.batch_files import (
     BatchFolder,
     by_id,

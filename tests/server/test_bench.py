@@ -14,10 +14,10 @@ from starlette.types import ASGIApp
 from engine.client import EngineClient, EngineDeadError
 from engine.config import EngineConfig
 from engine.request import FinishReason, RequestUpdate
-from server.bench import BenchOptions, run_bench
-from server.bench_command import shown_command
-from server.bench_load import RequestShape
-from server.bench_results import read_results
+from server.bench.command import shown_command
+from server.bench.job import BenchOptions, run_bench
+from server.bench.load import RequestShape
+from server.bench.results import read_results
 from server.cli import add_bench_flags, main
 from tests.server.live_server import live_server
 from tests.server.stub_engine import StubEngine

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from starlette.types import ASGIApp
 
-from server.bench_endpoint import (
+from server.bench.endpoint import (
     EndpointTarget,
     Event,
     EventChoice,
@@ -19,7 +19,7 @@ from server.bench_endpoint import (
     StreamClock,
     first_model,
 )
-from server.bench_load import RequestFailedError, RequestShape
+from server.bench.load import RequestFailedError, RequestShape
 from tests.server.live_server import live_server
 from tests.server.stub_engine import StubEngine
 

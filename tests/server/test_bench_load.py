@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.bench_load import (
+from server.bench.load import (
     LoadResult,
     RequestFailedError,
     RequestTrace,
     percentile,
     run_load,
 )
-from server.bench_report import load_rows, render_table
+from server.bench.report import load_rows, render_table
 
 
 def trace(start_s: float, first_s: float, last_s: float, num_output: int) -> RequestTrace:

@@ -9,10 +9,10 @@ import pytest
 
 from engine.request import FinishReason, RequestUpdate
 from engine.tokens import Tokenizer
-from server.schemas_request import ChatRequest
-from server.service import FrontEnd, ServedModel
-from server.service_chat import ChatService
-from server.service_prompts import encode_chat
+from server.service.chat import ChatService
+from server.service.prompts import encode_chat
+from server.service.request_schema import ChatRequest
+from server.service.served_model import FrontEnd, ServedModel
 from tests.server.chat_calls import CHAT, PATH, answer, refusal
 from tests.server.stub_engine import StubEngine
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from server.schemas_request import ChatRequest
-from server.service import ServedModel, load_front_end
-from server.service_chat import ChatService
-from server.service_completions import CompletionService
-from server.service_prompts import template_variables
-from server.service_sampling import SamplingDefaults, load_sampling_defaults
+from server.service.chat import ChatService
+from server.service.completions import CompletionService
+from server.service.prompts import template_variables
+from server.service.request_schema import ChatRequest
+from server.service.sampling import SamplingDefaults, load_sampling_defaults
+from server.service.served_model import ServedModel, load_front_end
 from tests.server.stub_engine import StubEngine
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}

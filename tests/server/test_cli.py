@@ -27,7 +27,7 @@ from server.cli import (
     served_names,
 )
 from server.serve import ServeOptions, bind, run_serve, serve
-from server.service import FrontEnd
+from server.service.served_model import FrontEnd
 from tests.server.live_server import RawConnection, until
 from tests.server.stub_engine import StubEngine
 

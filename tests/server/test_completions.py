@@ -12,10 +12,10 @@ import pytest
 from engine.request import TokenLogprob
 from engine.tokens import Tokenizer
 from server.app import AppOptions, build_app
-from server.service import ServedModel
-from server.service_logprobs import CompletionLogprobsBuilder
-from server.service_prompts import text_offsets
-from server.service_state import ServerState
+from server.service.logprobs import CompletionLogprobsBuilder
+from server.service.prompts import text_offsets
+from server.service.served_model import ServedModel
+from server.service.state import ServerState
 from tests.server.stub_engine import EOS, StubEngine, logprob_of, reply_with
 
 PATH = "/v1/completions"

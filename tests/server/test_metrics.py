@@ -6,7 +6,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.app import AppOptions, build_app
-from server.service_state import ServerState
+from server.service.state import ServerState
 from tests.server.stub_engine import StubEngine
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}

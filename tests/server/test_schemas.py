@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import BadRequestError
-from server.schemas_request import (
+from server.service.request_schema import (
     MAX_LOGGED_FIELD_NAMES,
     CompletionRequest,
     DetokenizeRequest,

@@ -15,8 +15,8 @@ from starlette.types import ASGIApp
 from engine.request import FinishReason, RequestUpdate
 from engine.tokens import Tokenizer
 from server.errors import ErrorBody, ErrorObject
-from server.service import ServedModel
-from server.service_chat import ChatService
+from server.service.chat import ChatService
+from server.service.served_model import ServedModel
 from server.streaming import encode_event
 from tests.server.live_server import RawConnection, live_server
 from tests.server.stub_engine import StubEngine, reply_with

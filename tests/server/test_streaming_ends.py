@@ -14,8 +14,8 @@ import pytest
 from starlette.types import ASGIApp
 
 from engine.request import NewRequest, RequestUpdate
-from server.service import ServedModel
-from server.service_chat import ChatService
+from server.service.chat import ChatService
+from server.service.served_model import ServedModel
 from tests.server.live_server import RawConnection, live_server, until
 from tests.server.stub_engine import StubEngine
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Self
 
 import msgspec
 
-from server.batch_lines import ResultKey
+from server.batch.lines import ResultKey
 from server.errors import ApiError
 
 ID_PREFIX = "batch_req_"

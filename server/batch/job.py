@@ -15,13 +15,13 @@ import uvloop
 from engine.client import EngineClient, EngineDeadError
 from engine.config import EngineConfig
 from engine.worker_client import start_worker
-from server.batch_engine import PacedClient
-from server.batch_lines import check_batch, count_lines, read_batch
-from server.batch_results import BatchOutput, ResultFile, check_paths
-from server.batch_run import BatchProgress, BatchRun
+from server.batch.engine import PacedClient
+from server.batch.lines import check_batch, count_lines, read_batch
+from server.batch.results import BatchOutput, ResultFile, check_paths
+from server.batch.run import BatchProgress, BatchRun
 from server.metrics import ServerMetrics
 from server.serve import StartEngine
-from server.service import FrontEnd, ServedModel, load_front_end
+from server.service.served_model import FrontEnd, ServedModel, load_front_end
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from msgspec import UNSET, UnsetType
 
 from engine.request import FinishReason
 from server.errors import BadRequestError
-from server.schemas_request import GenerationFields
-from server.schemas_response import StopOrLength, Usage, usage_of
+from server.service.request_schema import GenerationFields
+from server.service.response_schema import StopOrLength, Usage, usage_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from engine.request import FinishReason, NewRequest, RequestUpdate
 from engine.tokens import Tokenizer
 from server.errors import BadRequestError, InternalError, engine_error
 from server.metrics import RequestTimer, ServerMetrics
-from server.service_text import ChoiceDelta, ChoiceText, ChoiceTokens
+from server.service.text import ChoiceDelta, ChoiceText, ChoiceTokens
 
 Deltas = AsyncGenerator[ChoiceDelta, None]
 

@@ -10,7 +10,7 @@ from random import Random
 
 from engine.client import EngineClient, QueueFullError
 from engine.request import FinishReason, NewRequest, SamplingParams
-from server.bench_load import RequestFailedError, RequestShape, RequestTrace
+from server.bench.load import RequestFailedError, RequestShape, RequestTrace
 
 
 class EngineTarget:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.config import EngineConfig
-from server.bench import BenchOptions, run_bench
-from server.bench_load import RequestShape
+from server.bench.job import BenchOptions, run_bench
+from server.bench.load import RequestShape
 
 MAX_CONCURRENCY = 4096
 EXIT_SIGNAL_BASE = 128

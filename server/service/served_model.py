@@ -21,10 +21,10 @@ from engine.tokens import Tokenizer, load_tokenizer
 from engine.version import __version__
 from server.errors import BadRequestError, ModelNotFoundError, refusal
 from server.metrics import ServerMetrics
-from server.schemas_request import RequestReader
-from server.schemas_response import ModelCard, ModelList
-from server.service_generate import ChoiceRunner
-from server.service_sampling import SamplingDefaults, fit_budget, load_sampling_defaults
+from server.service.generate import ChoiceRunner
+from server.service.request_schema import RequestReader
+from server.service.response_schema import ModelCard, ModelList
+from server.service.sampling import SamplingDefaults, fit_budget, load_sampling_defaults
 
 MAX_TOKENIZER_CONFIG_BYTES = 16 << 20
 MAX_CHOICES_PER_CALL = 4096

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from server.errors import UnavailableError
-from server.service import ServedModel
+from server.service.served_model import ServedModel
 
 
 class ServerState:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from engine.request import TokenLogprob
 from engine.tokens import Tokenizer
-from server.schemas_response import (
+from server.service.response_schema import (
     ChatLogprobs,
     CompletionLogprobs,
     PromptLogprob,
@@ -19,7 +19,7 @@ from server.schemas_response import (
     TokenLogprobEntry,
     TopLogprob,
 )
-from server.service_text import PlacedToken
+from server.service.text import PlacedToken
 
 MIN_LOGPROB = -9999.0
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from server.bench_load import RequestFailedError, RequestShape, RequestTrace
+from server.bench.load import RequestFailedError, RequestShape, RequestTrace
 
 MAX_PROBES = 4
 MAX_ERROR_CHARS = 500

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from server.errors import BadRequestError
-from server.schemas_request import DetokenizeRequest, TokenizeRequest
-from server.schemas_response import DetokenizeResponse, TokenizeResponse
-from server.service import ServedModel
-from server.service_prompts import encode_chat, encode_texts, require_tokenizer
+from server.service.prompts import encode_chat, encode_texts, require_tokenizer
+from server.service.request_schema import DetokenizeRequest, TokenizeRequest
+from server.service.response_schema import DetokenizeResponse, TokenizeResponse
+from server.service.served_model import ServedModel
 
 DEFAULT_TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 

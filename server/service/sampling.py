@@ -10,7 +10,7 @@ import msgspec
 from engine.json_file import read_json_file
 from engine.request import RequestLimits, SamplingParams, require_range
 from server.errors import BadRequestError, refusal
-from server.schemas_request import GenerationFields
+from server.service.request_schema import GenerationFields
 
 MAX_GENERATION_CONFIG_BYTES = 1 << 20
 MAX_API_TEMPERATURE = 2.0

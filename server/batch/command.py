@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from engine.config import EngineConfig
-from server.batch import EXIT_SIGNAL_BASE, BatchOptions, run_batch
+from server.batch.job import EXIT_SIGNAL_BASE, BatchOptions, run_batch
 
 
 def add_batch_options(parser: argparse.ArgumentParser) -> None:

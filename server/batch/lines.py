@@ -11,7 +11,7 @@ import msgspec
 
 from server.app import DEFAULT_MAX_BODY_BYTES
 from server.errors import BadRequestError
-from server.schemas_request import (
+from server.service.request_schema import (
     ChatRequest,
     CompletionRequest,
     RequestReader,

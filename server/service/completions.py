@@ -13,14 +13,18 @@ from msgspec import UNSET
 from engine.request import NewRequest, SamplingParams
 from engine.tokens import Tokenizer
 from server.errors import BadRequestError
-from server.schemas_request import CompletionRequest
-from server.schemas_response import (
+from server.service.generate import Deltas, join_deltas
+from server.service.logprobs import CompletionLogprobsBuilder, prompt_logprobs
+from server.service.prompts import encode_texts, require_tokenizer, text_offsets
+from server.service.request_schema import CompletionRequest
+from server.service.response_schema import (
     CompletionChoice,
     CompletionLogprobs,
     TextCompletion,
     usage_of,
 )
-from server.service import (
+from server.service.sampling import LogprobCounts, build_params
+from server.service.served_model import (
     MAX_CHOICES_PER_CALL,
     SYSTEM_FINGERPRINT,
     FrontEnd,
@@ -28,13 +32,9 @@ from server.service import (
     new_id,
     plan_choices,
 )
-from server.service_generate import Deltas, join_deltas
-from server.service_logprobs import CompletionLogprobsBuilder, prompt_logprobs
-from server.service_prompts import encode_texts, require_tokenizer, text_offsets
-from server.service_sampling import LogprobCounts, build_params
-from server.service_stream import PrimedStream, prime
-from server.service_text import ChoiceDelta
-from server.service_usage import (
+from server.service.stream import PrimedStream, prime
+from server.service.text import ChoiceDelta
+from server.service.usage import (
     StreamUsage,
     UsageCounter,
     check_stream_fields,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from engine.chat.messages import MessageError
 from engine.tokens import Tokenizer
 from server.errors import BadRequestError
-from server.service import FrontEnd
+from server.service.served_model import FrontEnd
 
 
 class ChatFields(Protocol):

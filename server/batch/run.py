@@ -12,14 +12,14 @@ from typing import Self
 from tqdm import tqdm
 
 from engine.client import EngineDeadError
-from server.batch_lines import BadLine, BatchRequest
-from server.batch_results import BatchOutput, LineResult, answered, failed
+from server.batch.lines import BadLine, BatchRequest
+from server.batch.results import BatchOutput, LineResult, answered, failed
 from server.errors import ApiError, InternalError
 from server.routes.generate import GenerationService
-from server.service import ServedModel
-from server.service_chat import ChatService
-from server.service_completions import CompletionService
-from server.service_stream import PrimedStream
+from server.service.chat import ChatService
+from server.service.completions import CompletionService
+from server.service.served_model import ServedModel
+from server.service.stream import PrimedStream
 
 logger = logging.getLogger(__name__)
 

@@ -20,17 +20,17 @@ import uvloop
 from engine.client import EngineDeadError
 from engine.config import EngineConfig
 from engine.worker_client import start_worker
-from server.bench_endpoint import EndpointTarget, first_model
-from server.bench_load import (
+from server.bench.endpoint import EndpointTarget, first_model
+from server.bench.load import (
     BenchTarget,
     LoadResult,
     RequestFailedError,
     RequestShape,
     run_load,
 )
-from server.bench_report import load_rows, render_table, startup_row
-from server.bench_results import ResultRow, write_results
-from server.bench_targets import EngineTarget
+from server.bench.report import load_rows, render_table, startup_row
+from server.bench.results import ResultRow, write_results
+from server.bench.targets import EngineTarget
 from server.serve import StartEngine
 
 logger = logging.getLogger(__name__)

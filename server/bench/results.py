@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from engine.json_file import read_json_file
-from server.bench_machine import read_machine
+from server.bench.machine import read_machine
 
 MAX_RESULTS_BYTES = 16 << 20
 METRIC_UNITS = {

@@ -13,8 +13,11 @@ from msgspec import UNSET
 from engine.request import MAX_TOP_LOGPROBS, NewRequest
 from engine.tokens import Tokenizer
 from server.errors import BadRequestError
-from server.schemas_request import ChatRequest
-from server.schemas_response import (
+from server.service.generate import Deltas, join_deltas
+from server.service.logprobs import chat_logprobs, prompt_logprobs
+from server.service.prompts import encode_chat, require_tokenizer
+from server.service.request_schema import ChatRequest
+from server.service.response_schema import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -23,14 +26,11 @@ from server.schemas_response import (
     ChatMessage,
     usage_of,
 )
-from server.service import SYSTEM_FINGERPRINT, ServedModel, new_id, plan_choices
-from server.service_generate import Deltas, join_deltas
-from server.service_logprobs import chat_logprobs, prompt_logprobs
-from server.service_prompts import encode_chat, require_tokenizer
-from server.service_sampling import LogprobCounts, build_params
-from server.service_stream import PrimedStream, prime
-from server.service_text import ChoiceDelta
-from server.service_usage import (
+from server.service.sampling import LogprobCounts, build_params
+from server.service.served_model import SYSTEM_FINGERPRINT, ServedModel, new_id, plan_choices
+from server.service.stream import PrimedStream, prime
+from server.service.text import ChoiceDelta
+from server.service.usage import (
     StreamUsage,
     UsageCounter,
     check_stream_fields,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from server.bench_load import LoadResult, percentile
-from server.bench_results import METRIC_UNITS, ResultRow
+from server.bench.load import LoadResult, percentile
+from server.bench.results import METRIC_UNITS, ResultRow
 
 MS_PER_S = 1000
 PERCENTS = (50, 90, 99)
