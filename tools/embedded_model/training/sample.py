@@ -74,7 +74,7 @@ def main() -> None:
     """Print samples and the mean agreement on fresh prompts."""
     parser = argparse.ArgumentParser(description="Sample from a checkpoint.")
     parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--num-prompts", type=int, default=60)
+    parser.add_argument("--num-prompts", type=int, default=20)
     options = parser.parse_args()
     net = load_net(options.checkpoint)
     tokenizer = Tokenizer.from_file(str(options.checkpoint / "tokenizer.json"))
