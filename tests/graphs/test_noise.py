@@ -188,6 +188,14 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_p: float, num_kept: int
     assert is_kept.tolist() == [[index < num_kept for index in range(6)]]
 
 
+@pytest.mark.parametrize(("top_k", "num_kept"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
+def test_top_p_is_a_share_of_what_top_k_left(top_k: int, num_kept: int) -> None:
+    """E4: Oracle: half of top_k equal tokens, rounded up."""
+    ranked, half = torch.zeros(1, 12), torch.tensor([0.5])
+    is_kept = keep_mask(ranked, torch.tensor([top_k]), half, torch.zeros(1))
+    assert is_kept.sum().item() == num_kept
+
+
 def test_truncation_of_a_large_vocabulary_is_the_same_for_any_batch() -> None:
     """E4: mass is summed exactly. Oracle: the same row in batches of 1 and 5."""
     generator = torch.Generator().manual_seed(0)
