@@ -45,7 +45,7 @@ class EngineConfig:
         "auto", "auto is cuda when there is one", group="machine", choices=("auto", "cpu", "cuda")
     )
     num_threads: int | None = option(
-        None, "CPU threads for tensor work (default: torch's choice)", group="machine"
+        None, "CPU threads for tensor work (default: all cores but one)", group="machine"
     )
     compile: str = option(
         "on",

@@ -14,9 +14,16 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch, StepResult, build_inputs
-from engine.models.hybrid import BlockForward, HybridModel
+from engine.models.hybrid import ForwardFunctions, HybridModel
 from engine.request import MAX_TOP_LOGPROBS
-from engine.sampler import Sampled, TokenScores, plan_sampling, sample, score_tokens
+from engine.sampler import (
+    NoiseFunction,
+    Sampled,
+    TokenScores,
+    plan_sampling,
+    sample,
+    score_tokens,
+)
 from engine.sampling_rows import SamplingTable
 
 # Log-softmax of a whole prefill chunk would need chunk × vocabulary floats at once.
@@ -40,18 +47,19 @@ class Runner:
     def __init__(
         self,
         model: HybridModel,
-        run_block: BlockForward,
+        run: ForwardFunctions,
         table: SamplingTable,
         thread: ThreadPoolExecutor,
+        make_noise: NoiseFunction,
         *,
         page_size: int,
         eos_token_ids: Sequence[int],
         device: torch.device,
     ) -> None:
-        self._model, self._run_block, self._table = model, run_block, table
+        self._model, self._forward, self._table = model, run, table
         self._page_size, self._device = page_size, device
         self._eos_token_ids = tuple(eos_token_ids)
-        self._thread = thread
+        self._thread, self._make_noise = thread, make_noise
 
     def launch(self, batch: Batch) -> PendingStep:
         """Start a step behind those launched before; never blocks."""
@@ -74,7 +82,7 @@ class Runner:
                 output_token_ids=state.output_token_ids,
             )
         inputs = build_inputs(batch, self._page_size, self._device)
-        logits = self._model(inputs, self._run_block)
+        logits = self._model(inputs, self._forward)
         num_sampled = len(batch.sampling_entries)
         sampled = self._sample(batch, logits[:num_sampled])
         scores = score_prompts(batch, logits[num_sampled:])
@@ -97,7 +105,7 @@ class Runner:
         plan = plan_sampling([state.params for state in states], num_outputs)
         slots = torch.tensor([entry.slot for entry in entries], device=self._device)
         positions = torch.tensor(num_outputs, device=self._device)
-        sampled = sample(logits, self._table, slots, positions, plan)
+        sampled = sample(logits, self._table, slots, positions, plan, self._make_noise)
         if plan.has_penalties:
             self._table.count_tokens(slots, sampled.token_ids)
         return sampled

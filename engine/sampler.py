@@ -8,7 +8,7 @@ min-p and the noise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +18,8 @@ from torch import Tensor
 from engine.request import MAX_TOP_LOGPROBS, SamplingParams
 from engine.sampling_rows import RowParams, SamplingTable
 from graphs.kernels.sample.reference import gumbel_noise, keep_mask, rank_tokens
+
+NoiseFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # Up to this top_k only the best tokens are ranked, not the vocabulary.
 SMALL_TOP_K = 64
@@ -90,13 +92,19 @@ def plan_sampling(params: Sequence[SamplingParams], num_outputs: Sequence[int]) 
 
 
 def sample(
-    logits: Tensor, table: SamplingTable, slots: Tensor, positions: Tensor, plan: SamplingPlan
+    logits: Tensor,
+    table: SamplingTable,
+    slots: Tensor,
+    positions: Tensor,
+    plan: SamplingPlan,
+    make_noise: NoiseFunction = gumbel_noise,
 ) -> Sampled:
     """Choose one token for each row.
 
     logits: [R, V], any float dtype, computed in float32. slots: [R] int64, the row's slot in
     `table`. positions: [R] int64, output index of the token to choose, 0 for the first. A row
-    depends on nothing but its own logits, slot and position.
+    depends on nothing but its own logits, slot and position. `make_noise` is `gumbel_noise`,
+    perhaps compiled: over a whole vocabulary it is most of the work.
     """
     raw = logits.float()
     rows = table.gather(slots)
@@ -108,7 +116,7 @@ def sample(
         token_ids = adjusted.argmax(-1)
     else:
         scaled = (adjusted - peaks) / rows.temperature[:, None]
-        token_ids = _draw(scaled, table.token_ids, rows, positions, plan)
+        token_ids = _draw(scaled, table.token_ids, rows, positions, plan, make_noise)
     token_ids = torch.where(is_bad, 0, token_ids)
     if plan.num_top_logprobs is None:
         return Sampled(token_ids, is_bad, None, None, None)
@@ -161,16 +169,30 @@ def _adjust_logits(
 
 
 def _draw(
-    scaled: Tensor, token_ids: Tensor, rows: RowParams, positions: Tensor, plan: SamplingPlan
+    scaled: Tensor,
+    token_ids: Tensor,
+    rows: RowParams,
+    positions: Tensor,
+    plan: SamplingPlan,
+    make_noise: NoiseFunction,
 ) -> Tensor:
     """Gumbel-max over the tokens that stay; greedy rows get no noise. Ties: lowest id."""
     vocab_size = scaled.shape[-1]
-    if plan.has_truncation:
-        num_ranked = min(SMALL_TOP_K, vocab_size) if plan.is_top_k_small else vocab_size
-        token_ids, scaled = rank_tokens(scaled, num_ranked)
-        is_kept = keep_mask(scaled, rows.top_k, rows.top_p, rows.min_p)
-        scaled = torch.where(is_kept, scaled, -torch.inf)
-    noise = gumbel_noise(rows.seed, positions, token_ids)
+    if plan.has_truncation and plan.is_top_k_small:
+        token_ids, scaled = _truncate(scaled, min(SMALL_TOP_K, vocab_size), rows)
+        noise = gumbel_noise(rows.seed, positions, token_ids)
+    else:
+        noise = make_noise(rows.seed, positions, token_ids)
+        if plan.has_truncation:
+            token_ids, scaled = _truncate(scaled, vocab_size, rows)
+            noise = noise.gather(1, token_ids)
     noisy = scaled + torch.where(rows.is_greedy[:, None], 0.0, noise)
     is_best = noisy == noisy.amax(-1, keepdim=True)
     return torch.where(is_best, token_ids, vocab_size).amin(-1)
+
+
+def _truncate(scaled: Tensor, num_ranked: int, rows: RowParams) -> tuple[Tensor, Tensor]:
+    """Ids and scores of the best tokens, best first; those cut off score -inf."""
+    token_ids, ranked = rank_tokens(scaled, num_ranked)
+    is_kept = keep_mask(ranked, rows.top_k, rows.top_p, rows.min_p)
+    return token_ids, torch.where(is_kept, ranked, -torch.inf)

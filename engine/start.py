@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,16 +21,23 @@ from engine.loader import fill_dummy, load_weights
 from engine.memory import show
 from engine.model_config import ModelConfig, load_model_config
 from engine.models.build import build_model, plan_weights
-from engine.models.hybrid import BlockForward, DecoderBlock, HybridModel
+from engine.models.hybrid import (
+    EAGER,
+    ForwardFunctions,
+    HybridModel,
+    forward_block,
+    forward_head,
+)
 from engine.plan import Plan, make_plan
 from engine.runner import Runner
+from engine.sampler import NoiseFunction
 from engine.sampling_rows import SamplingTable
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.tokens import load_tokenizer
 from engine.version import __version__
 from engine.warm_up import warm_up
-from graphs.compile import allow_compilations, compile_block
-from graphs.inputs import ForwardInputs
+from graphs.compile import allow_compilations, compile_whole
+from graphs.kernels.sample.reference import gumbel_noise
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +54,7 @@ def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
     folder = Path(config.model_path)
     if not folder.is_dir():
         raise ValueError(f"--model-path {config.model_path!r} is not a folder")
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
+    torch.set_num_threads(config.num_threads or default_threads())
     model_config = load_model_config(folder)
     facts = read_device_facts(config.device)
     plan = make_plan(config, model_config, facts, count_weights(model_config))
@@ -59,9 +66,10 @@ def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
     thread = ThreadPoolExecutor(
         1, "launch", initializer=allow_compilations, initargs=(num_block_kinds,)
     )
-    run_block = compile_block(forward_block, is_enabled=plan.is_compiled)
-    thread.submit(warm_up, model, run_block, facts.device).result()
-    runner = build_runner(plan, model, run_block, thread)
+    run = compile_functions() if plan.is_compiled else EAGER
+    make_noise = compile_whole(gumbel_noise) if plan.is_compiled else gumbel_noise
+    thread.submit(warm_up, model, run, make_noise, facts.device).result()
+    runner = build_runner(plan, model, run, make_noise, thread)
     ready_s = time.monotonic()
     phases = {"load": loaded_s - started_s, "compile": ready_s - loaded_s}
     phases["ready"] = ready_s - started_s
@@ -69,11 +77,14 @@ def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
     return Engine(describe(plan, phases), build_scheduler(plan), runner, tokenizer, plan.seed)
 
 
-def forward_block(
-    block: DecoderBlock, x: torch.Tensor, residual: torch.Tensor, inputs: ForwardInputs
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is compiled: one decoder block."""
-    return block(x, residual, inputs)  # type: ignore[no-any-return]
+def default_threads() -> int:
+    """All cores this process may use but one, which is left to the HTTP process."""
+    return max(len(os.sched_getaffinity(0)) - 1, 1)
+
+
+def compile_functions() -> ForwardFunctions:
+    """The regions of a forward, compiled when first called."""
+    return ForwardFunctions(block=compile_whole(forward_block), head=compile_whole(forward_head))
 
 
 def count_weights(config: ModelConfig) -> int:
@@ -130,16 +141,21 @@ def load_model(plan: Plan, pools: CachePools, *, has_progress: bool) -> HybridMo
 
 
 def build_runner(
-    plan: Plan, model: HybridModel, run_block: BlockForward, thread: ThreadPoolExecutor
+    plan: Plan,
+    model: HybridModel,
+    run: ForwardFunctions,
+    make_noise: NoiseFunction,
+    thread: ThreadPoolExecutor,
 ) -> Runner:
     """The runner with an empty sampling table."""
     device = plan.device.device
     table = SamplingTable(plan.memory.num_slots, plan.model.vocab_size, device)
     return Runner(
         model,
-        run_block,
+        run,
         table,
         thread,
+        make_noise,
         page_size=plan.page_size,
         eos_token_ids=plan.model.eos_token_ids,
         device=device,

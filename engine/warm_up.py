@@ -8,15 +8,22 @@ import torch
 
 from engine.batch import MIN_PREFILL_REQUESTS, MIN_TABLE_PAGES, PREFILL_ROW_MULTIPLE
 from engine.cache.pools import PADDING_INDEX
-from engine.models.hybrid import BlockForward, HybridModel
+from engine.models.hybrid import ForwardFunctions, HybridModel
+from engine.sampler import NoiseFunction
 from graphs.inputs import ForwardInputs, Kind
 
 
 @torch.inference_mode()
-def warm_up(model: HybridModel, run_block: BlockForward, device: torch.device) -> None:
+def warm_up(
+    model: HybridModel, run: ForwardFunctions, make_noise: NoiseFunction, device: torch.device
+) -> None:
     """Run padding-only forwards: they touch the padding page and slot, no request's."""
     for inputs in planned_inputs(device):
-        model(inputs, run_block)
+        model(inputs, run)
+    token_ids = torch.arange(model.config.vocab_size, device=device)[None]
+    for num_rows in (1, 2, 3):
+        row = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        make_noise(row, row.clone(), token_ids)
 
 
 def planned_inputs(device: torch.device) -> Iterator[ForwardInputs]:

@@ -1,4 +1,4 @@
-"""How decoder blocks are compiled: one compilation per block kind and shape family."""
+"""How the regions of a forward are compiled: once per block kind and shape family."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ Run = TypeVar("Run", bound=Callable[..., object])
 MAX_COMPILATIONS_PER_BLOCK_KIND = 8
 
 
-def compile_block(run_block: Run, *, is_enabled: bool) -> Run:
-    """`run_block` compiled as a whole, without graph breaks; as it is when not enabled.
+def compile_whole(run: Run) -> Run:
+    """`run` compiled as a whole, without graph breaks, when it is first called.
 
-    Blocks of one kind share a compilation, since parameters and pools enter as inputs. Shapes
-    are compiled as they come: the first size as it is, others once with dynamic sizes.
+    Decoder blocks of one kind share a compilation, since parameters and pools enter as inputs.
+    Shapes are compiled as they come: the first size as it is, others once with dynamic sizes.
     """
-    if not is_enabled:
-        return run_block
-    return cast(Run, torch.compile(run_block, fullgraph=True))
+    return cast(Run, torch.compile(run, fullgraph=True))
 
 
 def allow_compilations(num_block_kinds: int) -> None:

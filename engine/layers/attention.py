@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from engine.attention.protocol import AttentionBackend, RowCapabilities
 from engine.cache.pools import KvLayer
@@ -12,6 +11,7 @@ from engine.layers.parameter import empty_weight
 from engine.model_config import ModelConfig
 from graphs.inputs import ForwardInputs
 from graphs.kernels.attention.reference import rotate
+from graphs.kernels.linear.reference import linear
 from graphs.kernels.norm.reference import rms_norm
 
 
@@ -53,7 +53,7 @@ class AttentionMixer(nn.Module):
 
     def forward(self, x: Tensor, inputs: ForwardInputs) -> Tensor:
         """x [T, hidden] -> [T, hidden]; stores the rows' keys and values."""
-        q_gate, k, v = F.linear(x, self.qkv_proj).split(self.sizes, dim=-1)
+        q_gate, k, v = linear(x, self.qkv_proj).split(self.sizes, dim=-1)
         q, gate = q_gate.unflatten(-1, (self.num_q_heads, 2, self.head_dim)).unbind(2)
         k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))
         v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
@@ -61,4 +61,4 @@ class AttentionMixer(nn.Module):
         q = rotate(rms_norm(q, self.q_norm, self.eps), inputs.positions, inv_freq)
         k = rotate(rms_norm(k, self.k_norm, self.eps), inputs.positions, inv_freq)
         attended = self.backend.attend(q, k, v, self.cache, inputs)
-        return F.linear((attended * torch.sigmoid(gate)).flatten(1), self.o_proj)
+        return linear((attended * torch.sigmoid(gate)).flatten(1), self.o_proj)

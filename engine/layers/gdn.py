@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from engine.attention.protocol import RowCapabilities
 from engine.cache.pools import GdnLayer
@@ -12,6 +11,7 @@ from engine.layers.parameter import empty_weight
 from engine.model_config import ModelConfig
 from graphs.inputs import ForwardInputs, Kind
 from graphs.kernels.gdn import reference
+from graphs.kernels.linear.reference import linear
 from graphs.kernels.norm.reference import gated_rms_norm
 
 
@@ -43,7 +43,7 @@ class GdnMixer(nn.Module):
 
     def forward(self, x: Tensor, inputs: ForwardInputs) -> Tensor:
         """x [T, hidden] -> [T, hidden]; advances the state of every request in `inputs`."""
-        conv_in, z, b, a = F.linear(x, self.in_proj).split(self.sizes, dim=-1)
+        conv_in, z, b, a = linear(x, self.in_proj).split(self.sizes, dim=-1)
         if inputs.kind is Kind.DECODE:
             o = reference.gdn_decode(
                 conv_in,
@@ -74,4 +74,4 @@ class GdnMixer(nn.Module):
                 self.num_k_heads,
             )
         gated = gated_rms_norm(o, z.unflatten(-1, (-1, self.head_v_dim)), self.norm, self.eps)
-        return F.linear(gated.flatten(1), self.out_proj)
+        return linear(gated.flatten(1), self.out_proj)

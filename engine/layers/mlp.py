@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from engine.layers.parameter import empty_weight
 from engine.model_config import ModelConfig
+from graphs.kernels.linear.reference import linear
 from graphs.kernels.moe.reference import moe_experts, route, swiglu
 
 
@@ -23,7 +23,7 @@ class DenseMlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""
-        return F.linear(swiglu(F.linear(x, self.gate_up_proj)), self.down_proj)
+        return linear(swiglu(linear(x, self.gate_up_proj)), self.down_proj)
 
 
 class MoeMlp(nn.Module):
@@ -46,4 +46,4 @@ class MoeMlp(nn.Module):
         weights, expert_ids = route(x, self.router, self.top_k, self.renormalise)
         routed: Tensor = moe_experts(x, weights, expert_ids, self.gate_up_proj, self.down_proj)
         shared: Tensor = self.shared(x)
-        return routed + torch.sigmoid(F.linear(x, self.shared_gate)) * shared
+        return routed + torch.sigmoid(linear(x, self.shared_gate)) * shared

@@ -7,6 +7,7 @@ folder maps onto these parameters (see `engine.models.weights`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +21,19 @@ from engine.layers.mlp import DenseMlp, MoeMlp
 from engine.layers.parameter import empty_weight
 from engine.model_config import LayerKind, ModelConfig
 from graphs.inputs import ForwardInputs
+from graphs.kernels.linear.reference import linear
 from graphs.kernels.norm.reference import rms_norm
 
 BlockForward = Callable[["DecoderBlock", Tensor, Tensor, ForwardInputs], tuple[Tensor, Tensor]]
+HeadForward = Callable[["HybridModel", Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class ForwardFunctions:
+    """The regions of a forward, each compiled or as it is: one block, and norm and head."""
+
+    block: BlockForward
+    head: HeadForward
 
 
 class DecoderBlock(nn.Module):
@@ -93,16 +104,29 @@ class HybridModel(nn.Module):
             else empty_weight(config.vocab_size, hidden, dtype=dtype, device=device)
         )
 
-    def forward(self, inputs: ForwardInputs, run_block: BlockForward) -> Tensor:
-        """Logits [N, vocab] of the rows named by inputs.logit_rows.
-
-        `run_block` runs one block, compiled or as it is.
-        """
+    def forward(self, inputs: ForwardInputs, run: ForwardFunctions) -> Tensor:
+        """Logits [N, vocab] of the rows named by inputs.logit_rows."""
         x = F.embedding(inputs.token_ids, self.embedding)
         residual = torch.zeros_like(x)
         for block in self.blocks:
             assert isinstance(block, DecoderBlock)
-            x, residual = run_block(block, x, residual, inputs)
+            x, residual = run.block(block, x, residual, inputs)
         rows = inputs.logit_rows
-        hidden = rms_norm(residual[rows] + x[rows], self.norm, self.config.rms_norm_eps)
-        return F.linear(hidden, self.head)
+        if rows.shape[0] == 0:
+            return x.new_empty(0, self.config.vocab_size)
+        return run.head(self, residual[rows] + x[rows])
+
+
+def forward_block(
+    block: DecoderBlock, x: Tensor, residual: Tensor, inputs: ForwardInputs
+) -> tuple[Tensor, Tensor]:
+    """One decoder block, the unit of compilation."""
+    return block(x, residual, inputs)  # type: ignore[no-any-return]
+
+
+def forward_head(model: HybridModel, hidden: Tensor) -> Tensor:
+    """Logits [N, vocab] of the last block's output [N, hidden]."""
+    return linear(rms_norm(hidden, model.norm, model.config.rms_norm_eps), model.head)
+
+
+EAGER = ForwardFunctions(block=forward_block, head=forward_head)

@@ -15,7 +15,7 @@ from engine.cache.pools import PADDING_INDEX, CachePools, allocate_pools
 from engine.loader import load_weights
 from engine.model_config import ModelConfig, load_model_config
 from engine.models.build import build_model, plan_weights
-from engine.models.hybrid import DecoderBlock, HybridModel
+from engine.models.hybrid import EAGER, HybridModel
 from graphs.inputs import ForwardInputs, Kind
 
 CPU = torch.device("cpu")
@@ -32,14 +32,6 @@ class DrivenRequest:
     pages: list[int]
     token_ids: list[int]
     num_done: int = 0
-
-
-def run_block(
-    block: DecoderBlock, x: Tensor, residual: Tensor, inputs: ForwardInputs
-) -> tuple[Tensor, Tensor]:
-    """One block as it is, not compiled."""
-    output: tuple[Tensor, Tensor] = block(x, residual, inputs)
-    return output
 
 
 def empty_model(config: ModelConfig) -> tuple[HybridModel, CachePools]:
@@ -91,7 +83,7 @@ class ModelDriver:
     ) -> list[Tensor]:
         inputs = build_inputs(kind, spans, num_padding)
         with torch.inference_mode():
-            logits = self.model(inputs, run_block)
+            logits = self.model(inputs, EAGER)
         for request, num_rows in spans:
             request.num_done += num_rows
         return list(logits.split([num_rows for _, num_rows in spans]))
