@@ -4,7 +4,10 @@ SHELL := /bin/bash
 
 # PYTHON runs the tools. Give PYTHON=python3 on a machine that has everything installed
 # (gpu-test, bench); otherwise a virtual environment with pinned packages is made in .venv.
-BASE_PYTHON ?= $(shell for p in python3.12 python3.11 python3; do command -v $$p && break; done)
+# The first Python that runs and has a supported version (a shim of pyenv may do neither).
+IS_SUPPORTED := import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
+BASE_PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
+	$$p -c "$(IS_SUPPORTED)" 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 ifeq ($(origin PYTHON), undefined)
 PYTHON := $(VENV)/bin/python
@@ -26,7 +29,8 @@ help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  \1\t/' | expand -t 14
 
 $(VENV)/bin/python:
-	@"$(BASE_PYTHON)" -c 'import sys; v = sys.version_info; sys.exit(0 if v[:2] in ((3, 11), (3, 12)) else f"Deltaloom needs Python 3.11 or 3.12, $(BASE_PYTHON) is {v[0]}.{v[1]}; set BASE_PYTHON=")'
+	@"$(BASE_PYTHON)" -c "$(IS_SUPPORTED)" 2>/dev/null || { \
+		echo "Deltaloom needs Python 3.11 or 3.12; none was found. Set BASE_PYTHON=/path/to/python." >&2; exit 2; }
 	"$(BASE_PYTHON)" -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
