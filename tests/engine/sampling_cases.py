@@ -23,6 +23,15 @@ WIDEST = SamplingPlan(
     is_top_k_small=False,
     num_top_logprobs=MAX_TOP_LOGPROBS,
 )
+BAREST = SamplingPlan(
+    is_all_greedy=False,
+    has_penalties=False,
+    has_bias=False,
+    has_min_tokens=False,
+    has_truncation=False,
+    is_top_k_small=False,
+    num_top_logprobs=None,
+)
 
 
 def params_from(row: Row, logprobs: int | None = None) -> SamplingParams:

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.sampler import Sampled, plan_sampling, sample
+from engine.sampler import Sampled, SamplingPlan, plan_sampling, sample
 from engine.sampling_rows import PADDING_SLOT, SamplingTable
 from tests.engine.sampling_cases import (
+    BAREST,
     WIDEST,
     build_table,
     params_from,
@@ -195,14 +196,16 @@ def test_greedy_takes_the_first_of_equal_logits(dtype: torch.dtype) -> None:
         assert sample_rows(logits, rows, empty, empty, plan).token_ids.tolist() == [1, 0]
 
 
-def test_low_precision_logits_are_computed_in_float32() -> None:
+@pytest.mark.parametrize("plan", [WIDEST, BAREST])
+def test_low_precision_logits_are_computed_in_float32(plan: SamplingPlan) -> None:
     """E4: Oracle: the same logits cast to float32 first."""
-    logits, rows, outputs = random_batch(10, 300)
+    logits, rows, outputs = random_batch(400, 300)
     low = logits.bfloat16()
-    prompts = [[1]] * 10
-    expected = sample_rows(low.float(), rows, prompts, outputs, WIDEST)
-    actual = sample_rows(low, rows, prompts, outputs, WIDEST)
-    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+    prompts = [[1]] * 400
+    expected = sample_rows(low.float(), rows, prompts, outputs, plan)
+    actual = sample_rows(low, rows, prompts, outputs, plan)
+    for low_result, result in zip(actual, expected, strict=True):
+        assert result is None if low_result is None else torch.equal(low_result, result)
 
 
 def test_min_tokens_hides_stops_until_then() -> None:
@@ -225,21 +228,19 @@ def test_masking_every_token_is_bad_for_that_row_alone() -> None:
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-@pytest.mark.parametrize("is_greedy", [True, False])
-def test_poisoned_rows_are_reported_and_harm_no_other(poison: float, is_greedy: bool) -> None:
+@pytest.mark.parametrize("plan", [WIDEST, BAREST, dataclasses.replace(WIDEST, is_all_greedy=True)])
+def test_poisoned_rows_are_reported_and_harm_no_other(poison: float, plan: SamplingPlan) -> None:
     """E4: Oracle: the batch without the poisoned rows; ids stay inside the vocabulary."""
     logits, rows, outputs = random_batch(12, 300)
-    if is_greedy:
-        rows = [dataclasses.replace(row, temperature=0.0) for row in rows]
     prompts = [[1]] * 12
-    clean = sample_rows(logits, rows, prompts, outputs)
+    clean = sample_rows(logits, rows, prompts, outputs, plan)
     assert not clean.is_bad.any()
     logits[3, 299] = poison
     logits[4, 2] = poison
     logits[6] = poison
     logits[8] = -math.inf
     logits[9, 0] = -math.inf
-    sampled = sample_rows(logits, rows, prompts, outputs, dataclasses.replace(WIDEST))
+    sampled = sample_rows(logits, rows, prompts, outputs, plan)
     assert sampled.is_bad.nonzero().flatten().tolist() == [3, 4, 6, 8]
     assert torch.equal(sampled.token_ids[~sampled.is_bad], clean.token_ids[~sampled.is_bad])
     assert ((sampled.token_ids >= 0) & (sampled.token_ids < 300)).all()
