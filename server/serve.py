@@ -19,7 +19,7 @@ from engine.config import EngineConfig
 from engine.worker_client import start_worker
 from server.app import DEFAULT_MAX_BODY_BYTES, AppOptions, build_app
 from server.metrics import ServerMetrics
-from server.service.served_model import FrontEnd, ServedModel, load_front_end
+from server.service.served_model import FrontEnd, ServedModel, check_checkpoint, load_front_end
 from server.service.state import ServerState
 
 logger = logging.getLogger(__name__)
@@ -53,8 +53,7 @@ def run_serve(options: ServeOptions, start_engine: StartEngine = start_worker) -
         ValueError: an option or the checkpoint cannot be used; the message says which.
     """
     folder = Path(options.engine.model_path)
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"--model-path must be a folder with a config.json, got {folder}")
+    check_checkpoint(folder)
     front_end = load_front_end(folder)
     listener = bind(options.host, options.port)
     with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

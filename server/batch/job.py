@@ -21,7 +21,7 @@ from server.batch.results import BatchOutput, ResultFile, check_paths
 from server.batch.run import BatchProgress, BatchRun
 from server.metrics import ServerMetrics
 from server.serve import StartEngine
-from server.service.served_model import FrontEnd, ServedModel, load_front_end
+from server.service.served_model import FrontEnd, ServedModel, check_checkpoint, load_front_end
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,9 @@ def run_batch(options: BatchOptions, start_engine: StartEngine = start_worker) -
     check_paths(options.input, targets)
     if options.is_strict:
         check_batch(options.input)
-    front_end = load_front_end(Path(options.engine.model_path))
+    folder = Path(options.engine.model_path)
+    check_checkpoint(folder)
+    front_end = load_front_end(folder)
     with ExitStack() as stack:
         files = [
             stack.enter_context(ResultFile(path, flag, is_resumed=options.is_resumed))

@@ -44,6 +44,16 @@ class FrontEnd:
     tokenizer_config: dict[str, Any]
 
 
+def check_checkpoint(folder: Path) -> None:
+    """Refuse a wrong path before an engine process is started for it.
+
+    Raises:
+        ValueError: `folder` holds no checkpoint.
+    """
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"--model-path must be a folder with a config.json, got {folder}")
+
+
 def load_front_end(folder: Path) -> FrontEnd:
     """Read tokenizer, chat template and sampling defaults.
 
