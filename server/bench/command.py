@@ -12,6 +12,7 @@ from pathlib import Path
 from engine.config import EngineConfig
 from server.bench.job import BenchOptions, run_bench
 from server.bench.load import RequestShape
+from server.service.served_model import check_checkpoint
 
 MAX_CONCURRENCY = 4096
 EXIT_SIGNAL_BASE = 128
@@ -94,6 +95,8 @@ def run_bench_command(
         model=flags.model,
         api_key=flags.api_key,
     )
+    if options.base_url is None:
+        check_checkpoint(Path(options.engine.model_path))
     # One line per request would drown what is measured.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:

@@ -32,7 +32,6 @@ from server.bench.report import load_rows, render_table, startup_row
 from server.bench.results import ResultRow, write_results
 from server.bench.targets import EngineTarget
 from server.serve import StartEngine
-from server.service.served_model import check_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -83,8 +82,6 @@ def run_bench(options: BenchOptions, start_engine: StartEngine = start_worker) -
     Raises:
         ValueError: an option cannot be used, or a request failed: then nothing is written.
     """
-    if options.base_url is None:
-        check_checkpoint(Path(options.engine.model_path))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             measured, loads = runner.run(measure(options, start_engine))
