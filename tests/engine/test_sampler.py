@@ -200,7 +200,9 @@ def test_greedy_takes_the_first_of_equal_logits(dtype: torch.dtype) -> None:
 def test_low_precision_logits_are_computed_in_float32(plan: SamplingPlan) -> None:
     """E4: Oracle: the same logits cast to float32 first."""
     logits, rows, outputs = random_batch(400, 300)
-    low = logits.bfloat16()
+    # Far from the peak bfloat16 differences are coarse; a high temperature lets that matter.
+    low = (logits * 10).bfloat16()
+    rows = [dataclasses.replace(row, temperature=20 * row.temperature) for row in rows]
     prompts = [[1]] * 400
     expected = sample_rows(low.float(), rows, prompts, outputs, plan)
     actual = sample_rows(low, rows, prompts, outputs, plan)
