@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection
 
 from engine.batch import BatchEntry, StepResult
@@ -70,6 +71,9 @@ def commit_scores(entry: BatchEntry, scores: list[tuple[float, list[tuple[int, f
     if not state.prompt_logprobs:
         state.prompt_logprobs.append(None)
     for row, (logprob, top) in enumerate(scores, start=entry.start):
+        if math.isnan(logprob):
+            fail(state, "the model produced no finite logits for this request's prompt")
+            return
         if row + 1 == len(state.prompt_logprobs):
             token_id = state.request.prompt_token_ids[row + 1]
             state.prompt_logprobs.append(TokenLogprob(token_id, logprob, top[:num_top]))

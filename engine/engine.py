@@ -10,7 +10,6 @@ from random import Random
 from engine.client import EngineDeadError, EngineInfo, EngineStats, QueueFullError
 from engine.output_text import OutputText
 from engine.request import (
-    FinishReason,
     NewRequest,
     RequestUpdate,
     check_request,
@@ -106,7 +105,8 @@ class Engine:
             while True:
                 await self._step()
         except asyncio.CancelledError:
-            self._send(self._scheduler.fail_all("the engine was stopped"))
+            self.error = "the engine was stopped"
+            self._send(self._scheduler.fail_all(self.error))
             raise
         except BaseException as fault:
             logger.exception("the engine has failed")
@@ -150,13 +150,3 @@ class Engine:
             request.prompt_token_ids, skip_special_tokens=params.skip_special_tokens
         )
         return OutputText(stream, params)
-
-
-def rejection(request_id: str, error: ValueError) -> RequestUpdate:
-    """The only update of a request that was refused."""
-    return RequestUpdate(
-        request_id=request_id,
-        finish_reason=FinishReason.ERROR,
-        error=str(error),
-        is_user_error=True,
-    )

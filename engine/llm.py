@@ -24,6 +24,7 @@ from engine.request import (
     SamplingParams,
     TokenLogprob,
     check_request,
+    score_prompt_once,
     split_choices,
 )
 from engine.start import start_engine
@@ -123,7 +124,7 @@ class LLM:
         self._chat_template = ChatTemplate.load(folder)
         self._ids = itertools.count()
         engine = start_engine(config, has_progress=False)
-        self._max_concurrent = max_queued_requests
+        self._free = asyncio.Semaphore(max_queued_requests)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine", daemon=True)
         self._thread.start()
@@ -243,11 +244,10 @@ class LLM:
     async def _generate_all(
         self, requests: list[tuple[str | None, NewRequest]], has_progress: bool
     ) -> list[RequestOutput]:
-        free = asyncio.Semaphore(self._max_concurrent)
         with tqdm(total=len(requests), unit="prompt", disable=not has_progress) as bar:
 
             async def generate(text: str | None, request: NewRequest) -> RequestOutput:
-                output = await self._generate(text, request, free)
+                output = await self._generate(text, request)
                 bar.update()
                 return output
 
@@ -258,11 +258,9 @@ class LLM:
                 for task in tasks:
                     task.cancel()
 
-    async def _generate(
-        self, text: str | None, request: NewRequest, free: asyncio.Semaphore
-    ) -> RequestOutput:
-        choices = split_choices(request)
-        collected = await asyncio.gather(*(self._collect(choice, free) for choice in choices))
+    async def _generate(self, text: str | None, request: NewRequest) -> RequestOutput:
+        choices = score_prompt_once(split_choices(request))
+        collected = await asyncio.gather(*(self._collect(choice) for choice in choices))
         return RequestOutput(
             prompt=text,
             prompt_token_ids=request.prompt_token_ids,
@@ -270,9 +268,9 @@ class LLM:
             outputs=[self._output(index, request, part) for index, part in enumerate(collected)],
         )
 
-    async def _collect(self, request: NewRequest, free: asyncio.Semaphore) -> _Collected:
+    async def _collect(self, request: NewRequest) -> _Collected:
         collected = _Collected()
-        async with free:
+        async with self._free:
             async for update in self._client.generate(request):
                 collected.token_ids += update.token_ids
                 collected.logprobs += update.logprobs or []
@@ -316,16 +314,20 @@ def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt, or several, as a list."""
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and all(isinstance(item, int) for item in prompts):
-        return [[item for item in prompts if isinstance(item, int)]]
-    return [item for item in prompts if not isinstance(item, int)]
+    ids = [item for item in prompts if isinstance(item, int)]
+    several = [item for item in prompts if not isinstance(item, int)]
+    if ids and several:
+        raise ValueError("prompts must be texts and lists of token ids, or one list of token ids")
+    return [ids] if ids else several
 
 
 def list_conversations(messages: Messages | Sequence[Messages]) -> list[list[dict[str, Any]]]:
     """One conversation, or several, as a list of lists of messages."""
-    if all(isinstance(item, dict) for item in messages):
-        return [[item for item in messages if isinstance(item, dict)]]
-    return [list(item) for item in messages if not isinstance(item, dict)]
+    one = [item for item in messages if isinstance(item, dict)]
+    several = [list(item) for item in messages if not isinstance(item, dict)]
+    if one and several:
+        raise ValueError("messages must be one conversation or a list of conversations")
+    return [one] if one else several
 
 
 async def connect(engine: Engine) -> LocalClient:

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from engine.client import EngineDeadError, EngineInfo, EngineStats
-from engine.engine import Engine, rejection
-from engine.request import NewRequest, RequestUpdate
+from engine.engine import Engine
+from engine.request import NewRequest, RequestUpdate, rejection
 
 
 class LocalClient:

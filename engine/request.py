@@ -19,6 +19,24 @@ MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 128
 MAX_SEED = 2**64 - 1
 
+INTEGER_FIELDS = (
+    "top_k",
+    "n",
+    "min_tokens",
+    "max_tokens",
+    "seed",
+    "logprobs",
+    "prompt_logprobs",
+)
+NUMBER_FIELDS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+
 
 class FinishReason(StrEnum):
     """Why a request ended. `ERROR` is a fault of this one request; the engine goes on."""
@@ -64,6 +82,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        self._check_types()
         for name, low, high in (
             ("temperature", 0.0, 100.0),
             ("min_p", 0.0, 1.0),
@@ -93,6 +112,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 require_range(name, getattr(self, name), 0, MAX_TOP_LOGPROBS)
         self._check_stops()
         self._check_logit_bias()
+
+    def _check_types(self) -> None:
+        # A struct checks types when it is decoded, not when Python code makes one.
+        for name in INTEGER_FIELDS:
+            value = getattr(self, name)
+            if value is not None and not is_integer(value):
+                raise ValueError(f"{name} must be an integer, got {value!r}")
+        for name in NUMBER_FIELDS:
+            value = getattr(self, name)
+            if not is_integer(value) and not isinstance(value, float):
+                raise ValueError(f"{name} must be a number, got {value!r}")
+        if not all(isinstance(text, str) for text in self.stop_strings):
+            raise ValueError(f"stop must be a string or a list of strings, got {self.stop!r}")
+        if not all(is_integer(token_id) for token_id in self.stop_token_ids):
+            raise ValueError(f"stop_token_ids must be integers, got {self.stop_token_ids!r}")
+        if not all(is_integer(token_id) for token_id in self.logit_bias):
+            raise ValueError("logit_bias must map token ids to numbers")
 
     def _check_stops(self) -> None:
         if len(self.stop_strings) > MAX_STOP_STRINGS:
@@ -127,6 +163,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             or self.frequency_penalty != 0.0
             or self.repetition_penalty != 1.0
         )
+
+
+def is_integer(value: object) -> bool:
+    """Whether a value counts as an int; True and False do not."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def require_range(name: str, value: float, low: float, high: float) -> None:
@@ -215,6 +256,8 @@ def check_request(request: NewRequest, limits: RequestLimits) -> None:
         ("logit_bias", request.params.logit_bias),
     ):
         for token_id in ids:
+            if not is_integer(token_id):
+                raise ValueError(f"{field}: token ids must be integers, got {token_id!r}")
             if not 0 <= token_id < limits.vocab_size:
                 raise ValueError(
                     f"{field}: token id {token_id} is outside the vocabulary "
@@ -236,6 +279,16 @@ def check_request(request: NewRequest, limits: RequestLimits) -> None:
         )
 
 
+def rejection(request_id: str, error: ValueError) -> RequestUpdate:
+    """The only update of a request that was refused."""
+    return RequestUpdate(
+        request_id=request_id,
+        finish_reason=FinishReason.ERROR,
+        error=str(error),
+        is_user_error=True,
+    )
+
+
 def split_choices(request: NewRequest) -> list[NewRequest]:
     """The n single-choice requests of one; choice i of a seeded request has seed + i."""
     params = request.params
@@ -252,3 +305,13 @@ def split_choices(request: NewRequest) -> list[NewRequest]:
             )
         )
     return choices
+
+
+def score_prompt_once(choices: list[NewRequest]) -> list[NewRequest]:
+    """The choices of one prompt, of which only the first reports the prompt's scores."""
+    return choices[:1] + [
+        msgspec.structs.replace(
+            choice, params=msgspec.structs.replace(choice.params, prompt_logprobs=None)
+        )
+        for choice in choices[1:]
+    ]

@@ -66,8 +66,10 @@ class Runner:
         return PendingStep(self._thread.submit(self._run, batch))
 
     def close(self) -> None:
-        """Wait for the step in flight and stop the thread."""
+        """Wait for the step in flight, stop the thread and let the model go; call it once."""
         self._thread.shutdown(wait=True, cancel_futures=True)
+        # A closed engine may stay referenced; its weights and pools must not.
+        del self._model, self._table, self._forward, self._make_noise
 
     @torch.inference_mode()
     def _run(self, batch: Batch) -> StepResult:

@@ -47,8 +47,8 @@ class RowParams(NamedTuple):
 class SamplingTable:
     """Per-slot sampling parameters and token counts, [1 + num_slots, ...] on one device.
 
-    A slot belongs to one request from `set_row` to `clear_row`. The tensors keep their
-    addresses for the life of the table, so captured graphs may read them.
+    A slot holds what `set_row` last gave it, until the next request takes it. The tensors keep
+    their addresses for the life of the table, so captured graphs may read them.
 
     floats: [S, 6] float32 and ints: [S, 3] int64, the columns of `RowParams`.
     bias_ids, bias_values: [S, MAX_LOGIT_BIAS], unused entries add 0.
@@ -108,15 +108,6 @@ class SamplingTable:
             ones = torch.ones_like(output_ids, dtype=torch.int32)
             self.in_prompt[slot].zero_().index_fill_(0, prompt_ids, True)
             self.output_counts[slot].zero_().index_add_(0, output_ids, ones)
-
-    def clear_row(self, slot: int) -> None:
-        """Take `slot` back from its request: greedy and neutral as the padding slot."""
-        assert PADDING_SLOT < slot < len(self.floats), f"slot {slot}"
-        neutral = SamplingParams(temperature=0.0)
-        self.floats[slot] = torch.tensor(_floats_from(neutral))
-        self.ints[slot] = torch.tensor(_ints_from(neutral, 0, self.vocab_size))
-        self._set_bias(slot, neutral)
-        self._set_masked(slot, neutral, ())
 
     def count_tokens(self, slots: Tensor, token_ids: Tensor) -> None:
         """Count generated tokens: [N] int64 each; a slot may occur often.

@@ -126,7 +126,7 @@ class Scheduler:
             if entry.num_scored:
                 commit_scores(entry, next(scores))
         for index, entry in enumerate(batch.sampling_entries):
-            if not entry.state.is_aborted:
+            if not entry.state.is_aborted and entry.state.finish_reason is None:
                 commit_token(
                     entry.state, result, index, self._eos_token_ids, self.limits.max_request_tokens
                 )

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from torch._inductor.exc import InvalidCxxCompiler
 
 from engine.attention.torch_paged import TorchPagedAttention
 from engine.cache.allocator import IndexAllocator
@@ -30,7 +31,6 @@ from engine.models.hybrid import (
 )
 from engine.plan import Plan, make_plan
 from engine.runner import Runner
-from engine.sampler import NoiseFunction
 from engine.sampling_rows import SamplingTable
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.tokens import load_tokenizer
@@ -68,13 +68,40 @@ def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
     )
     run = compile_functions() if plan.is_compiled else EAGER
     make_noise = compile_whole(gumbel_noise) if plan.is_compiled else gumbel_noise
-    thread.submit(warm_up, model, run, make_noise, facts.device).result()
-    runner = build_runner(plan, model, run, make_noise, thread)
+    table = SamplingTable(plan.memory.num_slots, model_config.vocab_size, facts.device)
+    try:
+        thread.submit(warm_up, model, run, make_noise, table, facts.device).result()
+    except Exception as fault:
+        thread.shutdown()
+        if needs_compiler(fault):
+            raise ValueError(
+                "--compile on needs a C++ compiler (g++); install one or use --compile off"
+            ) from fault
+        raise
+    runner = Runner(
+        model,
+        run,
+        table,
+        thread,
+        make_noise,
+        page_size=plan.page_size,
+        eos_token_ids=model_config.eos_token_ids,
+        device=facts.device,
+    )
     ready_s = time.monotonic()
     phases = {"load": loaded_s - started_s, "compile": ready_s - loaded_s}
     phases["ready"] = ready_s - started_s
     logger.info("ready: %s", ", ".join(f"{name} {value:.1f} s" for name, value in phases.items()))
     return Engine(describe(plan, phases), build_scheduler(plan), runner, tokenizer, plan.seed)
+
+
+def needs_compiler(fault: BaseException | None) -> bool:
+    """Whether a compilation failed for want of a compiler."""
+    while fault is not None:
+        if isinstance(fault, InvalidCxxCompiler):
+            return True
+        fault = fault.__cause__ or fault.__context__
+    return False
 
 
 def default_threads() -> int:
@@ -138,28 +165,6 @@ def load_model(plan: Plan, pools: CachePools, *, has_progress: bool) -> HybridMo
             plan.model_path, lambda names: plan_weights(model, names), device, progress=has_progress
         )
     return model
-
-
-def build_runner(
-    plan: Plan,
-    model: HybridModel,
-    run: ForwardFunctions,
-    make_noise: NoiseFunction,
-    thread: ThreadPoolExecutor,
-) -> Runner:
-    """The runner with an empty sampling table."""
-    device = plan.device.device
-    table = SamplingTable(plan.memory.num_slots, plan.model.vocab_size, device)
-    return Runner(
-        model,
-        run,
-        table,
-        thread,
-        make_noise,
-        page_size=plan.page_size,
-        eos_token_ids=plan.model.eos_token_ids,
-        device=device,
-    )
 
 
 def build_scheduler(plan: Plan) -> Scheduler:

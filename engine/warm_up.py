@@ -10,20 +10,28 @@ from engine.batch import MIN_PREFILL_REQUESTS, MIN_TABLE_PAGES, PREFILL_ROW_MULT
 from engine.cache.pools import PADDING_INDEX
 from engine.models.hybrid import ForwardFunctions, HybridModel
 from engine.sampler import NoiseFunction
+from engine.sampling_rows import SamplingTable
 from graphs.inputs import ForwardInputs, Kind
 
 
 @torch.inference_mode()
 def warm_up(
-    model: HybridModel, run: ForwardFunctions, make_noise: NoiseFunction, device: torch.device
+    model: HybridModel,
+    run: ForwardFunctions,
+    make_noise: NoiseFunction,
+    table: SamplingTable,
+    device: torch.device,
 ) -> None:
-    """Run padding-only forwards: they touch the padding page and slot, no request's."""
+    """Run padding-only steps: they touch the padding page and slots, no request's.
+
+    `table` is the one that requests will use: compiled code is bound to how tensors were made.
+    """
     for inputs in planned_inputs(device):
         model(inputs, run)
-    token_ids = torch.arange(model.config.vocab_size, device=device)[None]
     for num_rows in (1, 2, 3):
-        row = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        make_noise(row, row.clone(), token_ids)
+        positions = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        seeds = table.gather(positions).seed
+        make_noise(seeds, positions, table.token_ids)
 
 
 def planned_inputs(device: torch.device) -> Iterator[ForwardInputs]:

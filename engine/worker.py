@@ -16,7 +16,7 @@ import msgspec
 
 from engine.client import QueueFullError
 from engine.config import EngineConfig
-from engine.engine import Engine, rejection
+from engine.engine import Engine
 from engine.frames import (
     Abort,
     Failed,
@@ -30,7 +30,7 @@ from engine.frames import (
     read_payload,
     send_frame,
 )
-from engine.request import RequestUpdate
+from engine.request import RequestUpdate, rejection
 from engine.start import start_engine
 
 logger = logging.getLogger(__name__)
@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 class Outbox:
     """Collects the updates of one drain into one frame."""
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
+    def __init__(self, engine: Engine, writer: asyncio.StreamWriter) -> None:
+        self._engine, self._writer = engine, writer
         self._updates: list[RequestUpdate] = []
 
     def put(self, update: RequestUpdate) -> None:
@@ -51,7 +51,8 @@ class Outbox:
 
     def flush(self) -> None:
         """Send what has been collected."""
-        if self._updates:
+        # A failed engine ends every stream with `Failed`, not with errors of the requests.
+        if self._updates and not self._engine.has_failed:
             send_frame(self._writer, Updates(self._updates))
             self._updates = []
 
@@ -60,7 +61,7 @@ async def serve_socket(engine: Engine, sock: socket.socket) -> None:
     """Run the engine until the other side closes the socket or the engine fails."""
     reader, writer = await asyncio.open_unix_connection(sock=sock)
     send_frame(writer, Ready(engine.info))
-    outbox = Outbox(writer)
+    outbox = Outbox(engine, writer)
     engine_task = asyncio.create_task(engine.run())
     reader_task = asyncio.create_task(read_requests(engine, reader, writer, outbox))
     await asyncio.wait([engine_task, reader_task], return_when=asyncio.FIRST_COMPLETED)

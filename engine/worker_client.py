@@ -26,7 +26,7 @@ from engine.frames import (
     read_payload,
     send_frame,
 )
-from engine.request import NewRequest, RequestUpdate
+from engine.request import NewRequest, RequestUpdate, check_request, rejection
 
 CLOSE_TIMEOUT_S = 10.0
 GONE = "the engine process is gone"
@@ -104,11 +104,18 @@ class WorkerClient:
     async def generate(self, request: NewRequest) -> AsyncIterator[RequestUpdate]:
         """See `EngineClient.generate`."""
         self._check_alive()
+        try:
+            check_request(request, self._info.limits)
+            if request.request_id in self._updates:
+                raise ValueError(f"request id {request.request_id} is already in use")
+        except ValueError as refusal:
+            yield rejection(request.request_id, refusal)
+            return
         updates: asyncio.Queue[RequestUpdate | Exception] = asyncio.Queue()
         self._updates[request.request_id] = updates
-        send_frame(self._writer, Submit(request))
         is_over = False
         try:
+            send_frame(self._writer, Submit(request))
             while not is_over:
                 update = await updates.get()
                 if isinstance(update, Exception):

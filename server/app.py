@@ -36,7 +36,7 @@ from server.streaming import HTTP_CLIENT_CLOSED, ClientGoneError
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_MAX_BODY_BYTES = 32 << 20
+DEFAULT_MAX_BODY_BYTES = 8 << 20
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 

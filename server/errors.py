@@ -17,6 +17,9 @@ _FIRST_WORD = re.compile(r"[a-z_]+")
 _SAMPLING_FIELDS = frozenset(SamplingParams.__struct_fields__)
 
 
+MAX_SHOWN_NAME_CHARS = 128
+
+
 class ErrorObject(msgspec.Struct, frozen=True, kw_only=True):
     """The value of `error` in an error body or an error event."""
 
@@ -76,8 +79,9 @@ class ModelNotFoundError(ApiError):
     """The request names a model that is not served here."""
 
     def __init__(self, name: str, served: Collection[str]) -> None:
+        shown = name[:MAX_SHOWN_NAME_CHARS]
         error = ErrorObject(
-            message=f"The model {name!r} does not exist here. Served: {', '.join(served)}.",
+            message=f"The model {shown!r} does not exist here. Served: {', '.join(served)}.",
             type="invalid_request_error",
             param="model",
             code="model_not_found",

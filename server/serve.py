@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 ALIVE_CHECK_S = 0.2
 DRAIN_TIMEOUT_S = 30
-DEAD_ENGINE_DRAIN_TIMEOUT_S = 5
+CLOSING_TIMEOUT_S = 5
 LISTEN_BACKLOG = 2048
 # Longer than clients keep idle connections, so that none is closed while a request is on its way.
 KEEP_ALIVE_S = 75
@@ -96,7 +97,7 @@ def build_server(options: ServeOptions, state: ServerState) -> QuietServer:
             server_header=False,
             backlog=LISTEN_BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
+            timeout_graceful_shutdown=CLOSING_TIMEOUT_S,
         )
     )
 
@@ -122,7 +123,6 @@ async def serve(
             http.result()
             return 0
         state.drain()
-        server.config.timeout_graceful_shutdown = DEAD_ENGINE_DRAIN_TIMEOUT_S
         server.should_exit = True
         await http
         try:
@@ -171,11 +171,14 @@ class QuietServer(uvicorn.Server):
 def stop_on_signals(server: uvicorn.Server, state: ServerState) -> Iterator[None]:
     """The first SIGTERM or SIGINT drains, the second ends open requests at once."""
     loop = asyncio.get_running_loop()
+    leaving: list[asyncio.Task[None]] = []
 
     def stop() -> None:
-        server.force_exit = server.should_exit
-        server.should_exit = True
+        if leaving:
+            server.force_exit = server.should_exit = True
+            return
         state.drain()
+        leaving.append(loop.create_task(exit_when_idle(server)))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
@@ -184,3 +187,14 @@ def stop_on_signals(server: uvicorn.Server, state: ServerState) -> Iterator[None
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+        for task in leaving:
+            task.cancel()
+
+
+async def exit_when_idle(server: uvicorn.Server) -> None:
+    """Go on listening, so that probes and clients get their 503, until open requests end."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_TIMEOUT_S):
+            while server.server_state.tasks:
+                await asyncio.sleep(ALIVE_CHECK_S)
+    server.should_exit = True

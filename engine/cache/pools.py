@@ -79,13 +79,17 @@ def allocate_pools(
     state_dtype: torch.dtype,
     device: torch.device,
 ) -> CachePools:
-    """Zero-filled pools with one extra padding page and slot."""
+    """Pools with one extra padding page and slot.
+
+    KV pages are left as they come: attention reads no token that was not written, and memory
+    that no request has used yet is not touched. GDN slots are zero.
+    """
     num_attention = config.layer_kinds.count(LayerKind.ATTENTION)
     num_gdn = config.layer_kinds.count(LayerKind.GDN)
     kv_shape = (num_attention, 1 + num_pages, page_size, config.num_kv_heads, config.head_dim)
     return CachePools(
-        keys=torch.zeros(kv_shape, dtype=dtype, device=device),
-        values=torch.zeros(kv_shape, dtype=dtype, device=device),
+        keys=torch.empty(kv_shape, dtype=dtype, device=device),
+        values=torch.empty(kv_shape, dtype=dtype, device=device),
         conv=torch.zeros(
             (num_gdn, 1 + num_slots, config.conv_kernel - 1, config.conv_dim),
             dtype=dtype,

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from engine.request import MAX_TOP_LOGPROBS, NewRequest
+from engine.request import MAX_TOP_LOGPROBS, NewRequest, score_prompt_once
 from engine.tokens import Tokenizer
 from server.errors import BadRequestError
 from server.service.generate import Deltas, join_deltas
@@ -112,7 +112,9 @@ class ChatService:
             created=int(time.time()),
             model_name=name,
             tokenizer=tokenizer,
-            choices=plan_choices(model, call_id, [prompt], params, prompt_field=PROMPT_FIELD),
+            choices=score_prompt_once(
+                plan_choices(model, call_id, [prompt], params, prompt_field=PROMPT_FIELD)
+            ),
             is_stream=fields.stream,
             stream_usage=read_stream_usage(fields),
             has_logprobs=fields.logprobs,

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 MAX_LOGGED_FIELD_NAMES = 256
 MAX_LOGGED_NAME_CHARS = 64
+# A prompt may be a list of lists of token ids; nothing with integers is deeper.
+MAX_INT_LIST_DEPTH = 2
 
 _MESSAGE_WITH_PATH = re.compile(r"(?P<what>.*) - at `\$(?P<path>.*)`", re.DOTALL)
 _INT_FIELDS = frozenset(
@@ -191,20 +193,21 @@ def parse_json_object(data: bytes) -> dict[str, Any]:
 
 def refuse_repeated_keys(pairs: list[tuple[str, Any]]) -> None:
     """Raise ValueError if an object has one key twice."""
-    names = [name for name, _ in pairs]
-    if len(set(names)) != len(names):
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {repeated[:MAX_LOGGED_NAME_CHARS]!r} stands twice in an object")
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise ValueError(f"the key {name[:MAX_LOGGED_NAME_CHARS]!r} stands twice in an object")
+        seen.add(name)
 
 
 def with_integral_floats(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Copy `fields` with 8.0 as 8 where an integer or a list of them is expected."""
 
-    def integral(value: object) -> object:
+    def integral(value: object, max_depth: int = MAX_INT_LIST_DEPTH) -> object:
         if isinstance(value, float) and value.is_integer():
             return int(value)
-        if isinstance(value, list):
-            return [integral(item) for item in value]
+        if isinstance(value, list) and max_depth:
+            return [integral(item, max_depth - 1) for item in value]
         return value
 
     return {

@@ -11,6 +11,7 @@ from server.service.request_schema import DetokenizeRequest, TokenizeRequest
 from server.service.response_schema import DetokenizeResponse, TokenizeResponse
 from server.service.served_model import ServedModel
 
+MAX_DETOKENIZED = 1 << 20
 DEFAULT_TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 
 
@@ -62,6 +63,8 @@ class TokenizeService:
         fields = model.reader.read(body, DetokenizeRequest)
         model.name_for(fields.model)
         tokenizer = require_tokenizer(model.front_end, "tokens")
+        if len(fields.tokens) > MAX_DETOKENIZED:
+            raise BadRequestError(f"tokens must be at most {MAX_DETOKENIZED} ids.", "tokens")
         vocab_size = model.client.info.limits.vocab_size
         for token_id in fields.tokens:
             if not 0 <= token_id < vocab_size:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 
@@ -183,6 +184,49 @@ def test_a_prompt_longer_than_the_kv_cache_names_the_flags() -> None:
         pytest.raises(ContextLengthError, match=r"64 tokens\. However, your prompt has 64 tokens"),
     ):
         llm.generate([[1] * 64], GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"logprobs": 2.5}, "logprobs"),
+        ({"max_tokens": 2.5}, "max_tokens"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"n": True}, "n"),
+        ({"temperature": None}, "temperature"),
+        ({"stop": [5]}, "stop"),
+        ({"stop_token_ids": [2.5]}, "stop_token_ids"),
+        ({"logit_bias": {3.5: 1.0}}, "logit_bias"),
+    ],
+)
+def test_wrongly_typed_parameters_name_their_field(options: dict[str, object], field: str) -> None:
+    """E4: Python checks no types, so the struct does. Oracle: the field's name."""
+    with pytest.raises(ValueError, match=field):
+        SamplingParams(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompts", [[5, [1, 2]], [[1, 2.5]], [[1, None]]])
+def test_mixed_or_mistyped_prompts_are_refused(embedded_llm: LLM, prompts: list[object]) -> None:
+    """E10: no prompt is dropped in silence. Oracle: ValueError."""
+    with pytest.raises(ValueError, match="prompt"):
+        embedded_llm.generate(prompts, GREEDY)  # type: ignore[arg-type]
+
+
+def test_calls_from_several_threads_share_the_queue() -> None:
+    """E2, E10: more calls than the queue holds. Oracle: every call gets all its outputs."""
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    with (
+        LLM(
+            str(EMBEDDED),
+            compile="off",
+            max_running_requests=1,
+            max_queued_requests=2,
+            max_kv_tokens=256,
+        ) as llm,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        calls = [pool.submit(llm.generate, [[5, 6, 7]] * 4, params) for _ in range(4)]
+        assert [len(call.result()) for call in calls] == [4, 4, 4, 4]
 
 
 def test_generate_works_inside_a_running_loop(embedded_llm: LLM) -> None:

@@ -1,4 +1,4 @@
-"""The per-slot sampling tables: what a row holds from set_row to clear_row."""
+"""The per-slot sampling tables: what a row holds after set_row."""
 
 from __future__ import annotations
 
@@ -118,17 +118,6 @@ def test_extreme_but_legal_penalties_stay_usable() -> None:
     assert 0 < read_row(table, 1)["repetition_penalty"] < 1e-5
 
 
-def test_clear_row_makes_the_slot_neutral() -> None:
-    """E4: Oracle: the padding slot."""
-    table = SamplingTable(2, 40, CPU)
-    params = SamplingParams(temperature=0.5, logit_bias={3: 5.0}, min_tokens=3, top_k=2)
-    set_row(table, 2, params, eos_ids=(1,))
-    table.clear_row(2)
-    assert read_row(table, 2) == read_row(table, PADDING_SLOT)
-    assert torch.equal(table.bias_values[2], table.bias_values[PADDING_SLOT])
-    assert torch.equal(table.masked_ids[2], table.masked_ids[PADDING_SLOT])
-
-
 def test_a_shorter_bias_leaves_nothing_of_a_longer_one() -> None:
     """E4: Oracle: the second request's bias alone, as a dense vector."""
     table = SamplingTable(1, 2000, CPU)
@@ -193,7 +182,6 @@ def test_tables_keep_their_addresses() -> None:
     before = [tensor.data_ptr() for tensor in tensors]
     set_row(table, 1, PENALISED, prompt=(1,), output=(2,))
     table.count_tokens(torch.tensor([1]), torch.tensor([3]))
-    table.clear_row(1)
     tensors = [table.floats, table.ints, table.bias_ids, table.bias_values, table.masked_ids]
     tensors += [table.output_counts, table.in_prompt]
     assert [tensor.data_ptr() for tensor in tensors] == before

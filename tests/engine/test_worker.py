@@ -5,17 +5,33 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 
 import pytest
 import pytest_asyncio
 
 from engine import LLM, FinishReason, SamplingParams
-from engine.client import EngineDeadError, QueueFullError
+from engine.batch import Batch, StepResult
+from engine.client import EngineDeadError, EngineInfo, QueueFullError
 from engine.config import EngineConfig
-from engine.request import NewRequest
+from engine.engine import Engine
+from engine.frames import (
+    Failed,
+    Ready,
+    Submit,
+    Updates,
+    engine_decoder,
+    read_payload,
+    send_frame,
+)
+from engine.request import NewRequest, RequestLimits
+from engine.runner import PendingStep
+from engine.worker import serve_socket
 from engine.worker_client import WorkerClient, start_worker
 from tests.conftest import EMBEDDED
+from tests.engine.test_scheduler import make_scheduler
 
 CONFIG = EngineConfig(
     model_path=str(EMBEDDED),
@@ -100,6 +116,70 @@ async def test_a_killed_engine_fails_every_stream_and_call(client: WorkerClient)
         await client.stats()
     with pytest.raises(EngineDeadError):
         await collect(client, request("late", 2))
+
+
+class FailingRunner:
+    """Gives token 1 for `num_steps` steps, then raises as a device fault would."""
+
+    def __init__(self, num_steps: int) -> None:
+        self.num_left = num_steps
+
+    def launch(self, batch: Batch) -> PendingStep:
+        step: Future[StepResult] = Future()
+        if self.num_left == 0:
+            step.set_exception(RuntimeError("the device is gone"))
+        else:
+            self.num_left -= 1
+            num_sampled = len(batch.sampling_entries)
+            step.set_result(StepResult([1] * num_sampled, [False] * num_sampled, None, None, []))
+        return PendingStep(step)
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+async def test_a_failed_engine_is_no_fault_of_the_requests() -> None:
+    """S4: the runner raises in mid-stream. Oracle: `Failed`, and no update with an end."""
+    limits = RequestLimits(max_model_len=64, max_kv_tokens=64, vocab_size=100)
+    info = EngineInfo(
+        version="",
+        model_type="",
+        dtype="",
+        device="",
+        limits=limits,
+        eos_token_ids=[0],
+        page_size=4,
+        num_pages=16,
+        num_slots=2,
+        max_running_requests=2,
+        startup_s={},
+    )
+    scheduler = make_scheduler(num_pages=16, num_slots=2)
+    engine = Engine(info, scheduler, FailingRunner(4), None, 0)  # type: ignore[arg-type]
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    served = asyncio.create_task(serve_socket(engine, theirs))
+    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    send_frame(writer, Submit(request("a", 50)))
+    frames = []
+    while (payload := await read_payload(reader)) is not None:
+        frames.append(engine_decoder.decode(payload))
+    await served
+    writer.close()
+    assert isinstance(frames[0], Ready)
+    assert frames[-1] == Failed("the engine has failed: RuntimeError", is_user_error=False)
+    updates = [u for frame in frames if isinstance(frame, Updates) for u in frame.updates]
+    assert sum(len(update.token_ids) for update in updates) == 4
+    assert all(update.finish_reason is None for update in updates)
+
+
+async def test_a_taken_request_id_is_refused(client: WorkerClient) -> None:
+    """S4: the first stream goes on. Oracle: its tokens, and one refusal."""
+    first = asyncio.create_task(collect(client, request("twin", 40)))
+    while (await client.stats()).generation_tokens_total < 2:
+        await asyncio.sleep(0)
+    refused = [update async for update in client.generate(request("twin", 3))]
+    assert len(refused) == 1 and "already in use" in (refused[0].error or "")
+    assert len((await first)[0]) == 40
 
 
 async def test_start_up_refusals_arrive_as_user_errors() -> None:

@@ -27,6 +27,9 @@ def test_compiled_tokens_equal_the_oracle_without_recompiling(tmp_path: Path) ->
         num_graphs = counters["stats"]["unique_graphs"]
         assert num_graphs > 0, "nothing was compiled"
         outputs = [llm.generate(prompts[2], params)[0], *llm.generate(prompts, params)]
+        sampled = SamplingParams(temperature=1.0, max_tokens=4, top_p=0.9, ignore_eos=True)
+        for size in (1, 2, 5):
+            llm.generate(prompts[:size], sampled)
         assert counters["stats"]["unique_graphs"] == num_graphs, "a request met a compilation"
     for prompt, output in zip([prompts[2], *prompts], outputs, strict=True):
         assert output.outputs[0].token_ids == greedy_tokens(oracle, prompt, 24)

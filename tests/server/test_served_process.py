@@ -143,6 +143,26 @@ def test_a_killed_engine_ends_streams_and_the_server(tmp_path: Path) -> None:
         assert served.process.wait(timeout=30) == 1
 
 
+def test_a_drain_finishes_what_is_open_and_answers_503(tmp_path: Path) -> None:
+    """S4: SIGTERM in mid-stream. Oracle: /ready 503, the whole stream, exit status 0."""
+    port = free_port()
+    with serve_process(serve_command(port), port, tmp_path / "log") as served:
+        body = {"messages": QUESTION, "stream": True, "max_tokens": 400, "ignore_eos": True}
+        url = f"{served.url}/v1/chat/completions"
+        with httpx.stream("POST", url, json=body) as stream:
+            lines = stream.iter_lines()
+            assert next(lines).startswith("data: ")
+            served.process.send_signal(signal.SIGTERM)
+            while (ready := httpx.get(f"{served.url}/ready")).status_code == 200:
+                pass
+            refused = httpx.post(url, json=body)
+            rest = [line for line in lines if line]
+        assert ready.status_code == refused.status_code == 503
+        assert "retry-after" in refused.headers
+        assert rest[-1] == "data: [DONE]" and '"error"' not in rest[-2]
+        assert served.process.wait(timeout=30) == 0
+
+
 @pytest.mark.parametrize(
     ("flags", "part"),
     [
