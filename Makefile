@@ -33,12 +33,15 @@ $(VENV)/bin/python:
 		echo "Deltaloom needs Python 3.11 or 3.12; none was found. Set BASE_PYTHON=/path/to/python." >&2; exit 2; }
 	"$(BASE_PYTHON)" -m venv $(VENV)
 
+INSTALL = @echo "installing pinned packages into $(VENV): minutes on a first run" >&2; \
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt
+
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .
+	$(INSTALL) -e .
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(INSTALL) -e '.[test]'
 	@touch $@ $(VENV)/.installed
 
 setup: $(TEST_READY) ## make .venv with everything that serving and testing need
@@ -47,6 +50,8 @@ serve: $(SERVE_READY) ## serve the embedded model, or MODEL=/path; PORT=8000 HOS
 	$(PYTHON) -m server.cli serve --host $(HOST) --port $(PORT) $(MODEL_FLAG) $(ARGS)
 
 batch: $(SERVE_READY) ## run an OpenAI batch file: IN=in.jsonl OUT=out.jsonl [MODEL=/path]
+	@[ -n "$(IN)" ] && [ -n "$(OUT)" ] || { \
+		echo "usage: make batch IN=requests.jsonl OUT=results.jsonl" >&2; exit 2; }
 	$(PYTHON) -m server.cli batch -i "$(IN)" -o "$(OUT)" $(MODEL_FLAG) $(ARGS)
 
 bench: $(SERVE_READY) ## measure speed and write bench/results/*.json
@@ -74,7 +79,7 @@ types: $(TEST_READY) ## mypy --strict on the four packages
 	$(PYTHON) -m mypy
 
 imports: $(TEST_READY) ## data flows one way
-	$(VENV)/bin/lint-imports
+	$(dir $(PYTHON))lint-imports
 
 check: fmt-check lint types imports test ## everything that CI runs
 

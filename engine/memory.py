@@ -66,8 +66,9 @@ def plan_memory(
         raise ValueError(
             f"the model does not fit: weights {show(weight_bytes)}, {num_slots} GDN slots "
             f"{show(slot_bytes)} and {min_pages} KV pages {show(min_pages * page_bytes)} exceed "
-            f"{show(budget)} ({memory_ratio:.2f} of {show(free_bytes)} free); lower "
-            f"--max-running-requests or --max-model-len, or raise --memory-ratio"
+            f"{show(budget)} ({memory_ratio:g} of {show(free_bytes)} free); lower "
+            f"--max-running-requests, --max-model-len, --max-kv-tokens or --page-size, or raise "
+            f"--memory-ratio"
         )
     return MemoryPlan(
         budget_bytes=budget,

@@ -26,6 +26,7 @@ DEFAULT_MEMORY_RATIO_CPU = 0.4
 DEFAULT_PREFILL_TOKENS_CUDA = 8192
 DEFAULT_PREFILL_TOKENS_CPU = 512
 MAX_COUNT = 2**31 - 1
+MAX_THREADS = 1024
 POSITIVE_OPTIONS = frozenset(
     (
         "max_model_len",
@@ -145,6 +146,10 @@ def check_options(config: EngineConfig) -> None:
                 isinstance(value, int) and 1 <= value <= MAX_COUNT,
                 f"{flag} must be in [1, {MAX_COUNT}], got {value!r}",
             )
+    require(
+        config.num_threads is None or config.num_threads <= MAX_THREADS,
+        f"--num-threads must be in [1, {MAX_THREADS}], got {config.num_threads}",
+    )
     ratio = config.memory_ratio
     require(ratio is None or 0.0 < ratio <= 1.0, f"--memory-ratio must be in (0, 1], got {ratio}")
     require(

@@ -69,6 +69,8 @@ def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
     run = compile_functions() if plan.is_compiled else EAGER
     make_noise = compile_whole(gumbel_noise) if plan.is_compiled else gumbel_noise
     table = SamplingTable(plan.memory.num_slots, model_config.vocab_size, facts.device)
+    if plan.is_compiled:
+        logger.info("compiling; the first start takes about a minute, later ones seconds")
     try:
         thread.submit(warm_up, model, run, make_noise, table, facts.device).result()
     except Exception as fault:

@@ -98,8 +98,10 @@ async def read_requests(
 
 def main(file_descriptor: int) -> int:
     """Start the engine and serve one socket; the exit status."""
-    # Ctrl-C reaches the whole process group; the parent decides when to stop.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A stop often reaches more processes than the parent, and the parent decides when to stop:
+    # the socket's end is this one's signal.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s engine: %(message)s")
     sock = socket.socket(fileno=file_descriptor)
     config = EngineConfig(**msgspec.json.decode(sys.stdin.buffer.read()))

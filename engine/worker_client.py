@@ -48,6 +48,8 @@ async def start_worker(config: EngineConfig) -> WorkerClient:
             str(theirs.fileno()),
             stdin=asyncio.subprocess.PIPE,
             pass_fds=(theirs.fileno(),),
+            # Signals to the terminal or the group reach the parent only, also while imports run.
+            start_new_session=True,
         )
     reader, writer = await asyncio.open_unix_connection(sock=ours)
     try:
@@ -66,7 +68,7 @@ async def start_worker(config: EngineConfig) -> WorkerClient:
     except BaseException:
         writer.close()
         if process.returncode is None:
-            process.terminate()
+            process.kill()
             await process.wait()
         raise
 

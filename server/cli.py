@@ -13,6 +13,7 @@ from pathlib import Path
 from types import NoneType
 
 from engine.config import EngineConfig
+from engine.plan import check_options
 from engine.version import __version__
 from server.app import DEFAULT_MAX_BODY_BYTES
 from server.batch.command import add_batch_options, run_batch_command
@@ -68,11 +69,17 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_config(flags: argparse.Namespace) -> EngineConfig:
-    """The engine options among the parsed flags."""
+    """The engine options among the parsed flags.
+
+    Raises:
+        ValueError: a value that no model or machine could make right.
+    """
     given = vars(flags)
-    return EngineConfig(
+    config = EngineConfig(
         **{option.name: given[option.name] for option in dataclasses.fields(EngineConfig)}
     )
+    check_options(config)
+    return config
 
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:

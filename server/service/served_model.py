@@ -51,7 +51,7 @@ def check_checkpoint(folder: Path) -> None:
         ValueError: `folder` holds no checkpoint.
     """
     if not (folder / "config.json").is_file():
-        raise ValueError(f"--model-path must be a folder with a config.json, got {folder}")
+        raise ValueError(f"--model-path must be a folder with a config.json, got {str(folder)!r}")
 
 
 def load_front_end(folder: Path) -> FrontEnd:

@@ -271,6 +271,8 @@ def test_without_a_tokenizer_ids_work_and_text_is_refused(tmp_path: Path) -> Non
         ("max_model_len", 100_000, "--max-model-len 100000 is beyond"),
         ("memory_ratio", 0.0, "--memory-ratio"),
         ("memory_ratio", 1e-6, "lower --max-running-requests"),
+        ("memory_ratio", float("nan"), "--memory-ratio"),
+        ("num_threads", 100_000, "--num-threads must be in"),
         ("device", "tpu", "--device must be one of"),
     ],
 )
