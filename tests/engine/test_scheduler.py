@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -303,6 +305,23 @@ def test_a_bad_row_ends_its_request_alone() -> None:
     assert by_id["bad"].error and not by_id["bad"].is_user_error
     outputs = finish_all(scheduler)
     assert by_id["good"].token_ids + outputs["good"] == expected_output(good.request, 40)
+
+
+def test_prompt_scores_that_are_no_numbers_end_the_request() -> None:
+    """E4, S4: a NaN score may not pass as success. Oracle: FinishReason.ERROR."""
+    scheduler = make_scheduler(num_pages=10, num_slots=2)
+    request = NewRequest(
+        request_id="nan",
+        prompt_token_ids=[1, 2, 3],
+        params=SamplingParams(max_tokens=0, prompt_logprobs=0),
+    )
+    scheduler.submit(RequestState(request=request, seed=0, output_text=None))
+    batch = scheduler.next_batch()
+    assert batch is not None and batch.entries[0].num_scored == 2
+    result = StepResult([], [], None, None, [[(-1.5, []), (math.nan, [])]])
+    (update,) = scheduler.drain(batch, result)
+    assert update.finish_reason is FinishReason.ERROR
+    assert scheduler.num_pages_used == 0
 
 
 @pytest.mark.parametrize("num_items", [1, 5])
