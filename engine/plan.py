@@ -17,7 +17,7 @@ from engine.device_facts import DeviceFacts
 from engine.memory import MemoryPlan, plan_memory, unit_bytes
 from engine.model_config import ModelConfig
 from engine.request import RequestLimits
-from engine.sampling_rows import sampling_bytes_per_slot
+from engine.sampling_rows import MAX_EOS_TOKEN_IDS, sampling_bytes_per_slot
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +75,11 @@ def make_plan(
         ValueError: an option is out of range or the model does not fit; names the flag.
     """
     check_options(config)
+    require(
+        len(model.eos_token_ids) <= MAX_EOS_TOKEN_IDS,
+        f"{config.model_path}: eos_token_id has {len(model.eos_token_ids)} ids, at most "
+        f"{MAX_EOS_TOKEN_IDS} are supported",
+    )
     is_cuda = facts.device.type == "cuda"
     dtype = DTYPES[choose_dtype(config.dtype, model, is_cuda)]
     state_dtype = DTYPES[config.state_dtype]

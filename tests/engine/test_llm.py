@@ -263,6 +263,16 @@ def test_without_a_tokenizer_ids_work_and_text_is_refused(tmp_path: Path) -> Non
     assert output.outputs[0].text == "" and len(output.outputs[0].token_ids) == 5
 
 
+def test_more_eos_ids_than_the_sampler_masks_are_refused_at_start(tmp_path: Path) -> None:
+    """E4: met at start-up, not by the first request. Oracle: ValueError that names the field."""
+    for file in EMBEDDED.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {list(range(17))}}}')
+    with pytest.raises(ValueError, match="eos_token_id has 17 ids"):
+        LLM(str(tmp_path), compile="off")
+
+
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -155,6 +156,8 @@ def test_a_drain_finishes_what_is_open_and_answers_503(tmp_path: Path) -> None:
             served.process.send_signal(signal.SIGTERM)
             while (ready := httpx.get(f"{served.url}/ready")).status_code == 200:
                 pass
+            # The stream lasts seconds; a listener that were to close would be closed by now.
+            time.sleep(0.7)
             refused = httpx.post(url, json=body)
             rest = [line for line in lines if line]
         assert ready.status_code == refused.status_code == 503
