@@ -75,11 +75,7 @@ def make_plan(
         ValueError: an option is out of range or the model does not fit; names the flag.
     """
     check_options(config)
-    require(
-        len(model.eos_token_ids) <= MAX_EOS_TOKEN_IDS,
-        f"{config.model_path}: eos_token_id has {len(model.eos_token_ids)} ids, at most "
-        f"{MAX_EOS_TOKEN_IDS} are supported",
-    )
+    check_eos_ids(model)
     is_cuda = facts.device.type == "cuda"
     dtype = DTYPES[choose_dtype(config.dtype, model, is_cuda)]
     state_dtype = DTYPES[config.state_dtype]
@@ -160,6 +156,15 @@ def check_options(config: EngineConfig) -> None:
     require(
         config.seed is None or -(2**63) <= config.seed < 2**64,
         f"--seed must be a 64-bit number, got {config.seed}",
+    )
+
+
+def check_eos_ids(model: ModelConfig) -> None:
+    """Refuse more end-of-sequence ids than the sampler can mask."""
+    num_ids = len(model.eos_token_ids)
+    require(
+        num_ids <= MAX_EOS_TOKEN_IDS,
+        f"eos_token_id has {num_ids} ids, at most {MAX_EOS_TOKEN_IDS} are supported",
     )
 
 
