@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
 from engine.cache.pools import PADDING_INDEX
 from engine.request_state import RequestState
-from graphs.inputs import ForwardInputs, Kind
+from graphs.inputs import CHUNK_ROWS, ForwardInputs, Kind
 
 # Compiled code is specialised for a dimension of 1; tables never have one that small.
 MIN_TABLE_PAGES = 2
 MIN_PREFILL_REQUESTS = 2
+MIN_PREFILL_CHUNKS = 2
 PREFILL_ROW_MULTIPLE = 16
 
 
@@ -86,6 +88,8 @@ def build_inputs(batch: Batch, page_size: int, device: torch.device) -> ForwardI
     num_extra_requests = max(MIN_PREFILL_REQUESTS - len(batch.entries), 0) if is_prefill else 0
     padding_rows = [PADDING_INDEX] * num_extra_rows
     padding_requests = [0] * num_extra_requests
+    row_starts += row_starts[-1:] * num_extra_requests
+    chunks, chunk_starts = build_chunks(row_starts) if is_prefill else ([], [])
 
     def on_device(values: Sequence[object]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=device)
@@ -102,12 +106,24 @@ def build_inputs(batch: Batch, page_size: int, device: torch.device) -> ForwardI
         state_slots=on_device(
             [entry.slot for entry in batch.entries] + [PADDING_INDEX] * num_extra_requests
         ),
-        row_starts=torch.tensor(row_starts + [row_starts[-1]] * num_extra_requests),
-        is_fresh=torch.tensor(
-            [entry.start == 0 for entry in batch.entries] + [True] * num_extra_requests
-        ),
         logit_rows=on_device(sampled_rows + scored_rows),
+        row_starts=on_device(row_starts),
+        chunks=on_device(chunks),
+        chunk_starts=on_device(chunk_starts),
     )
+
+
+def build_chunks(
+    row_starts: Sequence[int], min_chunks: int = MIN_PREFILL_CHUNKS
+) -> tuple[list[list[int]], list[int]]:
+    """The chunk table and first chunks of `ForwardInputs`, from the first row of each request."""
+    chunks: list[list[int]] = []
+    chunk_starts = [0]
+    for index, (first, stop) in enumerate(pairwise(row_starts)):
+        chunks += [[index, row] for row in range(first, stop, CHUNK_ROWS)]
+        chunk_starts.append(len(chunks))
+    num_missing = max(min_chunks - len(chunks), 0)
+    return chunks + [[len(row_starts) - 2, row_starts[-1]]] * num_missing, chunk_starts
 
 
 def build_page_table(batch: Batch, page_size: int, num_extra_requests: int) -> list[list[int]]:

@@ -34,11 +34,11 @@ def unit_bytes(
     num_attention = config.layer_kinds.count(LayerKind.ATTENTION)
     num_gdn = config.layer_kinds.count(LayerKind.GDN)
     kv = num_attention * 2 * config.num_kv_heads * config.head_dim * dtype_bytes
-    window = (config.conv_kernel - 1) * config.conv_dim * dtype_bytes
+    ring = config.conv_kernel * config.conv_dim * dtype_bytes
     state = (
         config.num_v_heads_gdn * config.head_v_dim_gdn * config.head_k_dim_gdn * state_dtype_bytes
     )
-    return UnitBytes(kv_per_token=kv, gdn_per_slot=num_gdn * (window + state) + sampling_slot_bytes)
+    return UnitBytes(kv_per_token=kv, gdn_per_slot=num_gdn * (ring + state) + sampling_slot_bytes)
 
 
 def plan_memory(

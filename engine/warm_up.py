@@ -6,7 +6,12 @@ from collections.abc import Iterator
 
 import torch
 
-from engine.batch import MIN_PREFILL_REQUESTS, MIN_TABLE_PAGES, PREFILL_ROW_MULTIPLE
+from engine.batch import (
+    MIN_PREFILL_REQUESTS,
+    MIN_TABLE_PAGES,
+    PREFILL_ROW_MULTIPLE,
+    build_chunks,
+)
 from engine.cache.pools import PADDING_INDEX
 from engine.models.hybrid import ForwardFunctions, HybridModel
 from engine.sampler import NoiseFunction
@@ -61,6 +66,10 @@ def padding_inputs(
     """Requests of one row each that own nothing, at position 0; further rows are padding."""
     assert num_requests <= num_rows
     padding = torch.full((num_rows,), PADDING_INDEX, dtype=torch.int64, device=device)
+    row_starts = list(range(num_requests + 1))
+    # Twice as many chunks as requests, so that the two are not taken for one dimension.
+    is_prefill = kind is Kind.PREFILL
+    chunks, chunk_starts = build_chunks(row_starts, 2 * num_requests) if is_prefill else ([], [])
     return ForwardInputs(
         kind=kind,
         token_ids=padding,
@@ -69,7 +78,8 @@ def padding_inputs(
         page_table=padding.new_full((num_requests, num_pages), PADDING_INDEX),
         context_lens=padding.new_ones(num_requests),
         state_slots=padding.new_full((num_requests,), PADDING_INDEX),
-        row_starts=torch.arange(num_requests + 1),
-        is_fresh=torch.ones(num_requests, dtype=torch.bool),
         logit_rows=torch.arange(num_requests, device=device),
+        row_starts=torch.tensor(row_starts, device=device),
+        chunks=torch.tensor(chunks, dtype=torch.int64, device=device),
+        chunk_starts=torch.tensor(chunk_starts, dtype=torch.int64, device=device),
     )

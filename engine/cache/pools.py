@@ -27,7 +27,7 @@ class KvLayer:
 
 @dataclass(frozen=True)
 class GdnLayer:
-    """One GDN layer's conv windows [slots, W - 1, C] and states [slots, HV, V, K]."""
+    """One GDN layer's conv rings [slots, W, C] and states [slots, HV, V, K]."""
 
     conv_pool: Tensor
     state_pool: Tensor
@@ -91,7 +91,7 @@ def allocate_pools(
         keys=torch.empty(kv_shape, dtype=dtype, device=device),
         values=torch.empty(kv_shape, dtype=dtype, device=device),
         conv=torch.zeros(
-            (num_gdn, 1 + num_slots, config.conv_kernel - 1, config.conv_dim),
+            (num_gdn, 1 + num_slots, config.conv_kernel, config.conv_dim),
             dtype=dtype,
             device=device,
         ),

@@ -12,7 +12,6 @@ from engine.model_config import ModelConfig
 from graphs.inputs import ForwardInputs, Kind
 from graphs.kernels.gdn import reference
 from graphs.kernels.linear.reference import linear
-from graphs.kernels.norm.reference import gated_rms_norm
 
 
 class GdnMixer(nn.Module):
@@ -30,7 +29,6 @@ class GdnMixer(nn.Module):
         num_heads = config.num_v_heads_gdn
         self.sizes = [config.conv_dim, config.value_dim, num_heads, num_heads]
         self.num_k_heads = config.num_k_heads_gdn
-        self.head_v_dim = config.head_v_dim_gdn
         self.eps = config.rms_norm_eps
         self.conv_pool, self.state_pool = cache.conv_pool, cache.state_pool
         hidden = config.hidden_size
@@ -38,40 +36,42 @@ class GdnMixer(nn.Module):
         self.conv = empty_weight(config.conv_dim, config.conv_kernel, dtype=dtype, device=device)
         self.a_log = empty_weight(num_heads, dtype=torch.float32, device=device)
         self.dt_bias = empty_weight(num_heads, dtype=torch.float32, device=device)
-        self.norm = empty_weight(self.head_v_dim, dtype=dtype, device=device)
+        self.norm = empty_weight(config.head_v_dim_gdn, dtype=dtype, device=device)
         self.out_proj = empty_weight(hidden, config.value_dim, dtype=dtype, device=device)
 
     def forward(self, x: Tensor, inputs: ForwardInputs) -> Tensor:
         """x [T, hidden] -> [T, hidden]; advances the state of every request in `inputs`."""
-        conv_in, z, b, a = linear(x, self.in_proj).split(self.sizes, dim=-1)
+        projected = linear(x, self.in_proj)
         if inputs.kind is Kind.DECODE:
-            o = reference.gdn_decode(
-                conv_in,
-                a,
-                b,
+            y = reference.gdn_decode(
+                projected,
+                inputs.positions,
+                inputs.state_slots,
                 self.conv,
                 self.a_log,
                 self.dt_bias,
+                self.norm,
                 self.conv_pool,
                 self.state_pool,
-                inputs.state_slots,
                 self.num_k_heads,
+                self.eps,
             )
         else:
             assert inputs.kind is Kind.PREFILL
-            o = reference.gdn_prefill(
-                conv_in,
-                a,
-                b,
+            y, _ = reference.gdn_prefill(
+                projected,
+                inputs.positions,
+                inputs.row_starts,
+                inputs.chunks,
+                inputs.chunk_starts,
+                inputs.state_slots,
                 self.conv,
                 self.a_log,
                 self.dt_bias,
+                self.norm,
                 self.conv_pool,
                 self.state_pool,
-                inputs.state_slots,
-                inputs.row_starts,
-                inputs.is_fresh,
                 self.num_k_heads,
+                self.eps,
             )
-        gated = gated_rms_norm(o, z.unflatten(-1, (-1, self.head_v_dim)), self.norm, self.eps)
-        return linear(gated.flatten(1), self.out_proj)
+        return linear(y, self.out_proj)

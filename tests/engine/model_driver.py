@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.torch_paged import TorchPagedAttention
+from engine.batch import build_chunks
 from engine.cache.pools import PADDING_INDEX, CachePools, allocate_pools
 from engine.loader import load_weights
 from engine.model_config import ModelConfig, load_model_config
@@ -103,6 +104,7 @@ def build_inputs(
         row_starts.append(row_starts[-1] + num_rows)
     context_lens = [request.num_done + num_rows for request, num_rows in spans]
     num_pages = -(-max(context_lens) // PAGE_SIZE)
+    chunks, chunk_starts = build_chunks(row_starts)
     padding, no_pages = [PADDING_INDEX] * num_padding, [PADDING_INDEX] * num_pages
     return ForwardInputs(
         kind=kind,
@@ -114,7 +116,8 @@ def build_inputs(
         ),
         context_lens=torch.tensor(context_lens + [1] * num_padding),
         state_slots=torch.tensor([request.slot for request, _ in spans] + padding),
-        row_starts=torch.tensor(row_starts),
-        is_fresh=torch.tensor([request.num_done == 0 for request, _ in spans]),
         logit_rows=torch.arange(row_starts[-1]),
+        row_starts=torch.tensor(row_starts),
+        chunks=torch.tensor(chunks),
+        chunk_starts=torch.tensor(chunk_starts),
     )

@@ -54,6 +54,13 @@ def gdn_sequence(
     return outputs, state, extended[num_rows:]
 
 
+def gated_norm(o: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm over the last dim with a plain weight, times silu(z); o and z [T, HV, V]."""
+    o, z = o.double(), z.double()
+    scaled = o / (o.square().mean(-1, keepdim=True) + eps).sqrt()
+    return weight.double() * scaled * z * torch.sigmoid(z)
+
+
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """q [T, HQ, D] are the last T of S positions, k and v [S, H, D]; returns [T, HQ, D]."""
     num_rows, num_q_heads, head_dim = q.shape

@@ -1,9 +1,13 @@
 """The gated delta rule in plain torch: one decode step, and the chunked prefill.
 
 Shapes: R requests, T rows, C = 2 * H * K + HV * V conv channels, H key heads of K, HV value
-heads of V, W conv taps. Pools: conv_pool [slots, W - 1, C] holds the last raw conv inputs,
-oldest first; state_pool [slots, HV, V, K] holds the recurrent state. Both are written in
-place. Formulas: Yang et al., "Gated Delta Networks", 2024 (recurrence and chunked form).
+heads of V, W conv taps. `projected` [T, C + HV * V + 2 * HV] has the columns
+[conv input | z | b | a]. Pools, both written in place: state_pool [slots, HV, V, K] holds the
+recurrent state; conv_pool [slots, W, C] is a ring, the raw conv input of position p sits in
+row p % W. The ring has one row more than the window, so that the row of a new position can be
+written while others still read the old ones. What lies before position 0 is zero, and a request
+whose first row is at position 0 starts from a zero state, whatever its slot holds. Formulas:
+Yang et al., "Gated Delta Networks", 2024 (recurrence and chunked form).
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from graphs.kernels.norm.reference import gated_rms_norm
 
 CHUNK = 64
 
@@ -44,57 +50,74 @@ def split_heads(
     )
 
 
+def split_projected(projected: Tensor, num_channels: int, num_v_heads: int) -> list[Tensor]:
+    """Views of the columns [conv input | z | b | a]."""
+    z_columns = projected.shape[1] - num_channels - 2 * num_v_heads
+    return list(projected.split([num_channels, z_columns, num_v_heads, num_v_heads], dim=1))
+
+
 def gdn_decode(
-    conv_in: Tensor,
-    a: Tensor,
-    b: Tensor,
+    projected: Tensor,
+    positions: Tensor,
+    state_slots: Tensor,
     conv_weight: Tensor,
     a_log: Tensor,
     dt_bias: Tensor,
+    norm_weight: Tensor,
     conv_pool: Tensor,
     state_pool: Tensor,
-    state_slots: Tensor,
     num_k_heads: int,
+    eps: float,
 ) -> Tensor:
-    """One token for each of R requests; returns o [R, HV, V] in conv_in's dtype.
+    """One token for each of R requests; returns the gated, normed output [R, HV * V].
 
-    conv_in [R, C], a and b [R, HV], conv_weight [C, W]. Slots must be distinct except for
-    the padding slot.
+    projected [R, ...], positions and state_slots [R], conv_weight [C, W], a_log and dt_bias
+    [HV], norm_weight [V]. Slots must be distinct except for the padding slot.
     """
-    num_v_heads, head_k_dim = state_pool.shape[1], state_pool.shape[3]
-    window = torch.cat([conv_pool[state_slots], conv_in[:, None]], dim=1)
-    conv_pool[state_slots] = window[:, 1:]
+    num_channels, num_taps = conv_weight.shape
+    num_v_heads, _, head_k_dim = state_pool.shape[1:]
+    conv_in, z, b, a = split_projected(projected, num_channels, num_v_heads)
+    ages = torch.arange(num_taps - 1, 0, -1, device=positions.device)
+    past = positions[:, None] - ages
+    window = conv_pool[state_slots[:, None], past % num_taps]
+    window = window.masked_fill((past < 0)[..., None], 0.0)
+    window = torch.cat([window, conv_in[:, None]], dim=1)
+    conv_pool[state_slots, positions % num_taps] = conv_in
     mixed = F.silu((window * conv_weight.t()).sum(1))
     q, k, v = split_heads(mixed, num_k_heads, head_k_dim, num_v_heads)
     g, beta = gate_values(a, b, a_log, dt_bias)
-    state = state_pool[state_slots].float() * torch.exp(g)[..., None, None]
+    is_fresh = (positions == 0)[:, None, None, None]
+    state = state_pool[state_slots].float().masked_fill(is_fresh, 0.0)
+    state = state * torch.exp(g)[..., None, None]
     delta = beta[..., None] * (v - (state * k[..., None, :]).sum(-1))
     state = state + delta[..., None] * k[..., None, :]
     state_pool[state_slots] = state.to(state_pool.dtype)
-    return (state * q[..., None, :]).sum(-1).to(conv_in.dtype)
+    o = (state * q[..., None, :]).sum(-1).to(projected.dtype)
+    return gated_rms_norm(o, z.unflatten(-1, o.shape[1:]), norm_weight, eps).flatten(1)
 
 
-def conv_prefill(conv_in: Tensor, window: Tensor, conv_weight: Tensor) -> tuple[Tensor, Tensor]:
+def conv_prefill(conv_in: Tensor, window: Tensor, conv_weight: Tensor) -> Tensor:
     """Causal depthwise conv and silu over one request's rows.
 
-    conv_in [L, C] after window [W - 1, C]; returns the output [L, C] and the new window.
+    conv_in [L, C] after window [W - 1, C]; returns the output [L, C].
     """
     num_rows, num_taps = conv_in.shape[0], conv_weight.shape[1]
     extended = torch.cat([window.to(conv_in.dtype), conv_in])
     mixed = extended[:num_rows] * conv_weight[:, 0]
     for tap in range(1, num_taps):
         mixed = mixed + extended[tap : tap + num_rows] * conv_weight[:, tap]
-    return F.silu(mixed), extended[num_rows:]
+    return F.silu(mixed)
 
 
 def delta_rule_chunked(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """The gated delta rule over one request's rows, 64 at a time.
 
     q, k [L, HV, K], v [L, HV, V], g, beta [L, HV], state [HV, V, K], all fp32; returns
-    o [L, HV, V] and the state after the last row. Rows added to fill the last chunk have
-    g = beta = 0 and k = 0, so they leave the state as it is.
+    o [L, HV, V], the states before each chunk [NC, HV, V, K] and the state after the last
+    row. Rows added to fill the last chunk have g = beta = 0 and k = 0, so they leave the state
+    as it is.
     """
     num_rows = q.shape[0]
     padding = -num_rows % CHUNK
@@ -116,73 +139,94 @@ def delta_rule_chunked(
     scores = (q @ k.transpose(-1, -2)) * pair_decay
     q_decayed = q * decay.exp()[..., None]
     k_decayed = k * (decay[..., -1:] - decay).exp()[..., None]
-    outputs = []
+    outputs, boundary_states = [], []
     for chunk in range(q.shape[0]):
+        boundary_states.append(state)
         v_new = u[chunk] - w[chunk] @ state.transpose(-1, -2)
         outputs.append(q_decayed[chunk] @ state.transpose(-1, -2) + scores[chunk] @ v_new)
         total_decay = decay[chunk, :, -1].exp()[:, None, None]
         state = state * total_decay + v_new.transpose(-1, -2) @ k_decayed[chunk]
-    return torch.stack(outputs).transpose(1, 2).flatten(0, 1)[:num_rows], state
+    o = torch.stack(outputs).transpose(1, 2).flatten(0, 1)[:num_rows]
+    return o, torch.stack(boundary_states), state
+
+
+def read_window(ring: Tensor, position: int) -> Tensor:
+    """The W - 1 raw conv inputs before `position`, oldest first, of one slot's ring [W, C]."""
+    num_taps = ring.shape[0]
+    past = torch.arange(position - num_taps + 1, position, device=ring.device)
+    return ring[past % num_taps].masked_fill((past < 0)[:, None], 0.0)
 
 
 @torch.library.custom_op(
     "deltaloom::gdn_prefill_reference", mutates_args={"conv_pool", "state_pool"}
 )
 def gdn_prefill(
-    conv_in: Tensor,
-    a: Tensor,
-    b: Tensor,
+    projected: Tensor,
+    positions: Tensor,
+    row_starts: Tensor,
+    chunks: Tensor,
+    chunk_starts: Tensor,
+    state_slots: Tensor,
     conv_weight: Tensor,
     a_log: Tensor,
     dt_bias: Tensor,
+    norm_weight: Tensor,
     conv_pool: Tensor,
     state_pool: Tensor,
-    state_slots: Tensor,
-    row_starts: Tensor,
-    is_fresh: Tensor,
     num_k_heads: int,
-) -> Tensor:
-    """Many tokens for each of R requests; returns o [T, HV, V] in conv_in's dtype.
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """Many tokens for each of R requests: the gated, normed output and the boundary states.
 
-    conv_in [T, C], a and b [T, HV]. row_starts [R + 1] and is_fresh [R] are on the CPU. Rows
-    past row_starts[-1] are padding: they read no state, and their output is zero. A request
-    without rows is padding too.
+    projected [T, ...], positions [T]; row_starts, chunks and chunk_starts as in
+    `graphs.inputs.ForwardInputs`; the weights as in `gdn_decode`. Returns [T, HV * V] and the
+    fp32 state before each chunk, [NC, HV, V, K]. Rows past row_starts[-1] and requests without
+    rows are padding: they read and write no state, and their output is zero.
     """
+    num_channels, num_taps = conv_weight.shape
     num_v_heads, head_v_dim, head_k_dim = state_pool.shape[1:]
-    out = conv_in.new_zeros(conv_in.shape[0], num_v_heads, head_v_dim)
+    conv_in, z, b, a = split_projected(projected, num_channels, num_v_heads)
+    out = projected.new_zeros(projected.shape[0], num_v_heads, head_v_dim)
+    states = state_pool.new_zeros((chunks.shape[0], *state_pool.shape[1:]), dtype=torch.float32)
     g, beta = gate_values(a, b, a_log, dt_bias)
-    starts = row_starts.tolist()
-    for index, (slot, fresh) in enumerate(
-        zip(state_slots.tolist(), is_fresh.tolist(), strict=True)
-    ):
+    starts, first_chunks = row_starts.tolist(), chunk_starts.tolist()
+    for index, slot in enumerate(state_slots.tolist()):
         rows = slice(starts[index], starts[index + 1])
         if rows.start == rows.stop:
             continue
-        window, state = conv_pool[slot], state_pool[slot].float()
-        if fresh:
-            window, state = torch.zeros_like(window), torch.zeros_like(state)
-        mixed, window = conv_prefill(conv_in[rows], window, conv_weight)
+        position = int(positions[rows.start])
+        window = read_window(conv_pool[slot], position)
+        mixed = conv_prefill(conv_in[rows], window, conv_weight)
         q, k, v = split_heads(mixed, num_k_heads, head_k_dim, num_v_heads)
-        o, state = delta_rule_chunked(q, k, v, g[rows], beta[rows], state)
-        out[rows] = o.to(out.dtype)
-        conv_pool[slot] = window
+        state = state_pool[slot].float() if position else torch.zeros_like(state_pool[slot]).float()
+        o, before, state = delta_rule_chunked(q, k, v, g[rows], beta[rows], state)
+        gate = z[rows].unflatten(-1, (num_v_heads, head_v_dim))
+        out[rows] = gated_rms_norm(o.to(out.dtype), gate, norm_weight, eps)
+        states[first_chunks[index] : first_chunks[index] + before.shape[0]] = before
+        last = slice(max(rows.start, rows.stop - num_taps), rows.stop)
+        conv_pool[slot, positions[last] % num_taps] = conv_in[last]
         state_pool[slot] = state.to(state_pool.dtype)
-    return out
+    return out.flatten(1), states
 
 
 @gdn_prefill.register_fake
 def _(
-    conv_in: Tensor,
-    a: Tensor,
-    b: Tensor,
+    projected: Tensor,
+    positions: Tensor,
+    row_starts: Tensor,
+    chunks: Tensor,
+    chunk_starts: Tensor,
+    state_slots: Tensor,
     conv_weight: Tensor,
     a_log: Tensor,
     dt_bias: Tensor,
+    norm_weight: Tensor,
     conv_pool: Tensor,
     state_pool: Tensor,
-    state_slots: Tensor,
-    row_starts: Tensor,
-    is_fresh: Tensor,
     num_k_heads: int,
-) -> Tensor:
-    return conv_in.new_empty(conv_in.shape[0], state_pool.shape[1], state_pool.shape[2])
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    num_v_heads, head_v_dim = state_pool.shape[1:3]
+    out = projected.new_empty(projected.shape[0], num_v_heads * head_v_dim)
+    states = state_pool.new_empty((chunks.shape[0], *state_pool.shape[1:]), dtype=torch.float32)
+    return out, states

@@ -1,0 +1,169 @@
+"""Runs GDN kernels on requests of random rows, with pools full of NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.batch import build_chunks
+from graphs.kernels.gdn import reference
+from tests.oracle.gated_delta import gated_norm, gdn_sequence
+
+NUM_SLOTS = 5
+EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Key heads, value heads, key dim, value dim, conv taps."""
+
+    num_k_heads: int
+    num_v_heads: int
+    head_k_dim: int
+    head_v_dim: int
+    num_taps: int
+
+    @property
+    def conv_dim(self) -> int:
+        return 2 * self.num_k_heads * self.head_k_dim + self.num_v_heads * self.head_v_dim
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Random inputs of one request, [T, ...]."""
+
+    conv_in: Tensor
+    z: Tensor
+    b: Tensor
+    a: Tensor
+
+    def projected(self, start: int, stop: int) -> Tensor:
+        """The in-projection's output of rows start to stop."""
+        return torch.cat([x[start:stop] for x in (self.conv_in, self.z, self.b, self.a)], dim=1)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Where and in what precision: model dtype, state dtype, device, and the two kernels."""
+
+    geometry: Geometry
+    device: torch.device = torch.device("cpu")
+    dtype: torch.dtype = torch.float32
+    state_dtype: torch.dtype = torch.float32
+    decode: Callable[..., Tensor] = reference.gdn_decode
+    prefill: Callable[..., tuple[Tensor, Tensor]] = reference.gdn_prefill
+
+
+class GdnDriver:
+    """The parameters that the core reads, its pools, and calls to it."""
+
+    def __init__(self, setup: Setup, num_slots: int = NUM_SLOTS) -> None:
+        self.setup, geometry = setup, setup.geometry
+        heads = geometry.num_v_heads
+        self.conv = self._random(geometry.conv_dim, geometry.num_taps) * 0.5
+        self.a_log = torch.randn(heads, device=setup.device) * 0.5
+        self.dt_bias = torch.randn(heads, device=setup.device)
+        self.norm = self._random(geometry.head_v_dim)
+        self.conv_pool = torch.full(
+            (num_slots, geometry.num_taps, geometry.conv_dim),
+            torch.nan,
+            dtype=setup.dtype,
+            device=setup.device,
+        )
+        self.state_pool = torch.full(
+            (num_slots, heads, geometry.head_v_dim, geometry.head_k_dim),
+            torch.nan,
+            dtype=setup.state_dtype,
+            device=setup.device,
+        )
+
+    def _random(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, device=self.setup.device).to(self.setup.dtype)
+
+    def make_rows(self, num_rows: int) -> Rows:
+        geometry, heads = self.setup.geometry, self.setup.geometry.num_v_heads
+        return Rows(
+            conv_in=self._random(num_rows, geometry.conv_dim),
+            z=self._random(num_rows, heads * geometry.head_v_dim),
+            b=self._random(num_rows, heads) * 2,
+            a=self._random(num_rows, heads) * 2,
+        )
+
+    def prefill(self, parts: Sequence[tuple[int, Rows, int, int]]) -> tuple[list[Tensor], Tensor]:
+        """One call over (slot, rows, start, stop) parts, a padding request and padding rows.
+
+        Returns each part's outputs [L, HV * V] and the boundary states.
+        """
+        device = self.setup.device
+        lens = [stop - start for *_, start, stop in parts]
+        row_starts = [0]
+        for num_rows in lens:
+            row_starts.append(row_starts[-1] + num_rows)
+        row_starts.append(row_starts[-1])
+        chunks, chunk_starts = build_chunks(row_starts)
+        projected = [rows.projected(start, stop) for _, rows, start, stop in parts]
+        positions = [position for *_, start, stop in parts for position in range(start, stop)]
+        out, states = self.setup.prefill(
+            torch.cat([*projected, self.make_rows(3).projected(0, 3)]),
+            torch.tensor(positions + [0, 0, 0], device=device),
+            torch.tensor(row_starts, device=device),
+            torch.tensor(chunks, device=device),
+            torch.tensor(chunk_starts, device=device),
+            torch.tensor([slot for slot, *_ in parts] + [0], device=device),
+            self.conv,
+            self.a_log,
+            self.dt_bias,
+            self.norm,
+            self.conv_pool,
+            self.state_pool,
+            self.setup.geometry.num_k_heads,
+            EPS,
+        )
+        return list(out[: sum(lens)].split(lens)), states
+
+    def decode(self, slots: Sequence[int], requests: Sequence[Rows], row: int) -> Tensor:
+        """One call of each request's row `row`, at that position; [R, HV * V]."""
+        device = self.setup.device
+        return self.setup.decode(
+            torch.cat([rows.projected(row, row + 1) for rows in requests]),
+            torch.full((len(slots),), row, device=device),
+            torch.tensor(slots, device=device),
+            self.conv,
+            self.a_log,
+            self.dt_bias,
+            self.norm,
+            self.conv_pool,
+            self.state_pool,
+            self.setup.geometry.num_k_heads,
+            EPS,
+        )
+
+    def expect(self, rows: Rows, stop: int) -> tuple[Tensor, Tensor]:
+        """fp64 outputs [stop, HV * V] and last state of a request's first `stop` rows."""
+        geometry = self.setup.geometry
+        o, state, _ = gdn_sequence(
+            rows.conv_in[:stop].cpu(),
+            rows.a[:stop].cpu(),
+            rows.b[:stop].cpu(),
+            self.conv.cpu(),
+            self.a_log.cpu(),
+            self.dt_bias.cpu(),
+            geometry.num_k_heads,
+            geometry.head_k_dim,
+        )
+        z = rows.z[:stop].cpu().unflatten(-1, o.shape[1:])
+        return gated_norm(o, z, self.norm.cpu(), EPS).flatten(1), state
+
+    def ring_of(self, slot: int, rows: Rows, stop: int) -> tuple[Tensor, Tensor]:
+        """The last W raw conv inputs as the slot's ring has them, and as they were."""
+        num_taps = self.setup.geometry.num_taps
+        positions = torch.arange(max(0, stop - num_taps), stop, device=self.setup.device)
+        return self.conv_pool[slot, positions % num_taps], rows.conv_in[positions]
+
+
+def relative_error(got: Tensor, expected: Tensor) -> float:
+    """Frobenius norm of the difference over that of the fp64 expectation."""
+    return float((got.cpu().double() - expected).norm() / expected.norm())
