@@ -108,7 +108,7 @@ class GdnDriver:
         positions = [position for *_, start, stop in parts for position in range(start, stop)]
         out, states = self.setup.prefill(
             torch.cat([*projected, self.make_rows(3).projected(0, 3)]),
-            torch.tensor(positions + [0, 0, 0], device=device),
+            torch.tensor([*positions, 0, 0, 0], device=device),
             torch.tensor(row_starts, device=device),
             torch.tensor(chunks, device=device),
             torch.tensor(chunk_starts, device=device),

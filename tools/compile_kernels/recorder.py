@@ -20,6 +20,7 @@ from triton.runtime.jit import JITFunction
 
 HOPPER = GPUTarget("cuda", 90, 32)
 ALIGNMENT = 16
+OPTIONS = ("num_warps", "num_stages", "maxnreg")
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 TYPE_NAMES = {
     torch.float32: "fp32",
@@ -71,11 +72,11 @@ class Recorder:
         """Compile one launch as the JIT would specialise it, once."""
         named = dict(zip(kernel.arg_names, args, strict=False))
         named |= {name: kwargs[name] for name in kernel.arg_names if name in kwargs}
-        options = {name: kwargs[name] for name in ("num_warps", "num_stages", "maxnreg") if name in kwargs}
+        options = {name: kwargs[name] for name in OPTIONS if name in kwargs}
         signature, constants, attributes = {}, {}, {}
         for index, parameter in enumerate(kernel.params):
             value = named.get(parameter.name, parameter.default)
-            if parameter.is_constexpr or value is None or (value is not True and value == 1 and isinstance(value, int)):
+            if parameter.is_constexpr or value is None or is_one(value):
                 signature[parameter.name] = "constexpr"
                 constants[parameter.name] = value
                 continue
@@ -111,6 +112,11 @@ def type_name(value: object) -> str:
         return "i32" if -(2**31) <= value < 2**31 else "i64"
     assert isinstance(value, float), value
     return "fp32"
+
+
+def is_one(value: object) -> bool:
+    """Whether the JIT would compile the argument's value in: it does so for the integer 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and value == 1
 
 
 def is_aligned(value: object) -> bool:

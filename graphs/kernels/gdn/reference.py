@@ -83,7 +83,7 @@ def gdn_decode(
     window = window.masked_fill((past < 0)[..., None], 0.0)
     window = torch.cat([window, conv_in[:, None]], dim=1)
     conv_pool[state_slots, positions % num_taps] = conv_in
-    mixed = F.silu((window * conv_weight.t()).sum(1))
+    mixed = F.silu((window.float() * conv_weight.t().float()).sum(1)).to(projected.dtype)
     q, k, v = split_heads(mixed, num_k_heads, head_k_dim, num_v_heads)
     g, beta = gate_values(a, b, a_log, dt_bias)
     is_fresh = (positions == 0)[:, None, None, None]
@@ -97,16 +97,16 @@ def gdn_decode(
 
 
 def conv_prefill(conv_in: Tensor, window: Tensor, conv_weight: Tensor) -> Tensor:
-    """Causal depthwise conv and silu over one request's rows.
+    """Causal depthwise conv and silu over one request's rows, rounded once.
 
     conv_in [L, C] after window [W - 1, C]; returns the output [L, C].
     """
     num_rows, num_taps = conv_in.shape[0], conv_weight.shape[1]
-    extended = torch.cat([window.to(conv_in.dtype), conv_in])
-    mixed = extended[:num_rows] * conv_weight[:, 0]
+    extended, weight = torch.cat([window.to(conv_in.dtype), conv_in]).float(), conv_weight.float()
+    mixed = extended[:num_rows] * weight[:, 0]
     for tap in range(1, num_taps):
-        mixed = mixed + extended[tap : tap + num_rows] * conv_weight[:, tap]
-    return F.silu(mixed)
+        mixed = mixed + extended[tap : tap + num_rows] * weight[:, tap]
+    return F.silu(mixed).to(conv_in.dtype)
 
 
 def delta_rule_chunked(
