@@ -15,3 +15,14 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     if x.shape[0] == 1 and x.device.type == "cpu":
         return (weight.float() * x.float()).sum(-1).to(x.dtype)[None]
     return F.linear(x, weight)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of the halves of gate_up [M, 2 * I]: [M, I], fp32 inside, rounded once."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (F.silu(gate) * up).to(gate_up.dtype)
+
+
+def gated_linear(x: Tensor, gate_up: Tensor) -> Tensor:
+    """swiglu of x [M, K] times gate_up [2 * I, K] (gate rows, then up rows): [M, I]."""
+    return swiglu(linear(x, gate_up))

@@ -20,3 +20,9 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
     scaled = x_f32 * torch.rsqrt(x_f32.square().mean(-1, keepdim=True) + eps)
     normed = weight * scaled.to(gate.dtype)
     return (normed * F.silu(gate.float())).to(gate.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The norm of residual + x, and that sum, rounded to the input dtype before the norm."""
+    new_residual = residual + x
+    return rms_norm(new_residual, weight, eps), new_residual
