@@ -13,6 +13,12 @@ import triton.language as tl
 
 
 @triton.jit
+def load_block(p_block, m_block, IS_WHOLE: tl.constexpr):
+    b = tl.load(p_block) if IS_WHOLE else tl.load(p_block, mask=m_block, other=0.0)
+    return b.to(tl.float32)
+
+
+@triton.jit
 def start_row(x_ptr, row, num_rows, stride_x, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     # Rows past the last one repeat it: loads stay inside x, and nothing of them is stored.
     p_x = x_ptr + tl.minimum(row, num_rows - 1).to(tl.int64) * stride_x
@@ -22,8 +28,8 @@ def start_row(x_ptr, row, num_rows, stride_x, BLOCK_N: tl.constexpr, BLOCK_K: tl
 @triton.jit
 def add_block(row, b_w, o_k, m_k, EVEN_K: tl.constexpr):
     p_x, b_sum = row
-    b_x = tl.load(p_x + o_k) if EVEN_K else tl.load(p_x + o_k, mask=m_k, other=0.0)
-    return p_x, tl.fma(b_w, b_x.to(tl.float32)[None, :], b_sum)
+    b_x = load_block(p_x + o_k, m_k, EVEN_K)
+    return p_x, tl.fma(b_w, b_x[None, :], b_sum)
 
 
 @triton.jit
@@ -65,11 +71,7 @@ def matvec_kernel(
     rows = [start_row(x_ptr, i_row, num_rows, stride_x, BLOCK_N, BLOCK_K) for i_row in row_ids]
     for start in tl.range(0, depth, BLOCK_K, num_stages=STAGES):
         m_k = start + o_k < depth
-        if EVEN_K:
-            b_w = tl.load(p_w + start)
-        else:
-            b_w = tl.load(p_w + start, mask=m_k[None, :], other=0.0)
-        b_w = b_w.to(tl.float32)
+        b_w = load_block(p_w + start, m_k[None, :], EVEN_K)
         rows = [add_block(row, b_w, start + o_k, m_k, EVEN_K) for row in rows]
     for i_out in tl.static_range(MROWS):
         b_out = tl.sum(rows[i_out][1], axis=1)

@@ -1,0 +1,34 @@
+"""Products and norms inside torch.compile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from graphs.kernels.linear.ops import gated_linear, linear
+from graphs.kernels.norm.ops import add_rms_norm, rms_norm
+
+EPS = 1e-6
+
+
+def forward(x: Tensor, residual: Tensor, weights: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """What a feed-forward block does with its rows."""
+    norm, gate_up, down = weights
+    normed, residual = add_rms_norm(x, residual, norm, EPS)
+    return rms_norm(linear(gated_linear(normed, gate_up), down), norm, EPS) + residual
+
+
+@pytest.mark.gpu
+def test_compiled_products_follow_the_batch_size() -> None:
+    """E1: no graph break, any number of rows. Oracle: the same ops, uncompiled."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    options = {"generator": generator, "device": "cuda", "dtype": torch.bfloat16}
+    x, residual = (torch.randn(80, 512, **options) for _ in range(2))  # type: ignore[call-overload]
+    shapes = [(512,), (512, 512), (512, 256)]
+    norm, gate_up, down = (torch.randn(shape, **options) * 0.05 for shape in shapes)  # type: ignore[call-overload]
+    compiled = torch.compile(forward, fullgraph=True, dynamic=True)
+    for num_rows in (1, 2, 7, 8, 9, 40, 65, 80):
+        rows = x[:num_rows], residual[:num_rows]
+        expected = forward(*rows, (norm, gate_up, down))
+        assert torch.equal(compiled(*rows, (norm, gate_up, down)), expected), num_rows

@@ -1,0 +1,173 @@
+"""Products of rows with a weight against fp64, their bits against each other, swiglu."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from graphs.kernels.linear import reference
+from graphs.kernels.linear.configs import MAX_FEW_ROWS, MAX_MATVEC_ROWS
+from graphs.kernels.linear.ops import gated_linear, linear, multiply_few_rows, swiglu
+from tests.tolerances import KERNEL_BF16_RTOL, KERNEL_FP32_RTOL
+
+TOLERANCES = {
+    torch.float32: KERNEL_FP32_RTOL,
+    torch.float16: KERNEL_BF16_RTOL,
+    torch.bfloat16: KERNEL_BF16_RTOL,
+}
+# Rows, weight rows, depth: less than a block, a little more, no multiple of anything.
+AWKWARD_SIZES = [(1, 65, 500), (2, 1, 63), (3, 63, 1), (8, 7, 1500), (9, 65, 500), (65, 63, 65)]
+REAL_SIZES = [(1, 16480, 5120), (4, 5120, 17408), (8, 1024, 2048), (16, 14336, 5120)]
+INTERPRETED_DTYPES = [torch.float32, torch.float16]  # the interpreter cuts bf16 off, unrounded
+BITWISE_WEIGHTS = [(16480, 5120), (34816, 5120), (5120, 17408), (1024, 2048), (2048, 512)]
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an op allocates starts as NaN. (The ops allocate nothing but floats.)"""
+    empty = torch.empty
+
+    def poisoned(*size: Any, **options: Any) -> Tensor:
+        return empty(*size, **options).fill_(float("nan"))
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+
+
+def random_operands(
+    num_rows: int, num_weight_rows: int, depth: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """x, whose rows lie between NaN, and a weight that keeps its products near 1."""
+    generator = torch.Generator().manual_seed(num_rows + depth)
+    wide = torch.full((num_rows, depth + 24), float("nan"))
+    wide[:, 8 : depth + 8] = torch.randn(num_rows, depth, generator=generator)
+    weight = torch.randn(num_weight_rows, depth, generator=generator) * depth**-0.5
+    return wide.to(device, dtype)[:, 8 : depth + 8], weight.to(device, dtype)
+
+
+def relative_error(result: Tensor, expected: Tensor) -> float:
+    error = (result.double() - expected).norm() / expected.norm()
+    return float(error)
+
+
+def check_linear(
+    num_rows: int, num_weight_rows: int, depth: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    x, weight = random_operands(num_rows, num_weight_rows, depth, dtype, device)
+    result = linear(x, weight)
+    assert result.dtype == dtype and result.is_contiguous()
+    expected = x.double() @ weight.double().t()
+    assert relative_error(result, expected) < TOLERANCES[dtype]
+
+
+def check_gated_linear(
+    num_rows: int, num_weight_rows: int, depth: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    x, weight = random_operands(num_rows, 2 * num_weight_rows, depth, dtype, device)
+    gate, up = (x.double() @ weight.double().t()).chunk(2, dim=-1)
+    assert relative_error(gated_linear(x, weight), F.silu(gate) * up) < TOLERANCES[dtype]
+
+
+def check_row_bits(
+    num_weight_rows: int, depth: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    x, weight = random_operands(MAX_MATVEC_ROWS, num_weight_rows, depth, dtype, device)
+    for multiply in (linear, gated_linear):
+        alone = torch.cat([multiply(row[None], weight) for row in x])
+        for num_rows in (2, 3, 4, 5, 8):
+            assert torch.equal(multiply(x[:num_rows], weight), alone[:num_rows]), num_rows
+
+
+@pytest.mark.parametrize("dtype", INTERPRETED_DTYPES)
+@pytest.mark.parametrize(("num_rows", "num_weight_rows", "depth"), AWKWARD_SIZES)
+def test_linear_is_the_product(
+    num_rows: int, num_weight_rows: int, depth: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """E2: any number of rows, strided, times the weight. Oracle: the product in fp64."""
+    check_linear(num_rows, num_weight_rows, depth, dtype, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("num_rows", "num_weight_rows", "depth"), AWKWARD_SIZES + REAL_SIZES)
+def test_linear_in_bf16(num_rows: int, num_weight_rows: int, depth: int) -> None:
+    """E2: the dtype and the sizes of real models. Oracle: the product in fp64."""
+    check_linear(num_rows, num_weight_rows, depth, torch.bfloat16, torch.device("cuda"))
+
+
+@pytest.mark.parametrize("dtype", INTERPRETED_DTYPES)
+@pytest.mark.parametrize(("num_rows", "num_weight_rows", "depth"), AWKWARD_SIZES)
+def test_gated_linear_is_swiglu_of_the_product(
+    num_rows: int, num_weight_rows: int, depth: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """E2: the fused gate, gate and up rows kept apart. Oracle: silu(gate) * up in fp64."""
+    check_gated_linear(num_rows, num_weight_rows, depth, dtype, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("num_rows", "num_weight_rows", "depth"), AWKWARD_SIZES + REAL_SIZES)
+def test_gated_linear_in_bf16(num_rows: int, num_weight_rows: int, depth: int) -> None:
+    """E2: the dtype and the sizes of real models. Oracle: silu(gate) * up in fp64."""
+    check_gated_linear(num_rows, num_weight_rows, depth, torch.bfloat16, torch.device("cuda"))
+
+
+@pytest.mark.parametrize("dtype", INTERPRETED_DTYPES)
+@pytest.mark.parametrize(("num_rows", "width"), [(1, 63), (63, 65), (5, 500), (3, 1025), (500, 2)])
+def test_swiglu_matches_fp64(
+    num_rows: int, width: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """E2: strided rows, widths around the block. Oracle: silu(gate) * up in fp64."""
+    gate_up, _ = random_operands(num_rows, 1, 2 * width, dtype, device)
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    assert relative_error(swiglu(gate_up), F.silu(gate) * up) < TOLERANCES[dtype]
+
+
+def test_a_row_has_the_same_bits_whatever_the_rows_beside_it(device: torch.device) -> None:
+    """E7: up to MAX_MATVEC_ROWS rows. Oracle: each row multiplied alone, bit for bit."""
+    check_row_bits(6, 1030, torch.float16, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("num_weight_rows", "depth"), BITWISE_WEIGHTS)
+def test_a_row_has_the_same_bits_at_real_sizes(num_weight_rows: int, depth: int) -> None:
+    """E7: up to MAX_MATVEC_ROWS rows. Oracle: each row multiplied alone, bit for bit."""
+    check_row_bits(num_weight_rows, depth, torch.bfloat16, torch.device("cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize(("num_weight_rows", "depth"), BITWISE_WEIGHTS)
+def test_rows_on_the_matrix_units_have_the_same_bits(
+    num_weight_rows: int, depth: int, is_gated: bool
+) -> None:
+    """E7: the range above MAX_MATVEC_ROWS. Oracle: the product of all MAX_FEW_ROWS rows."""
+    device = torch.device("cuda")
+    x, weight = random_operands(MAX_FEW_ROWS, num_weight_rows, depth, torch.bfloat16, device)
+    width = num_weight_rows // 2 if is_gated else num_weight_rows
+    together = torch.empty(MAX_FEW_ROWS, width, dtype=x.dtype, device=device)
+    multiply_few_rows(x, weight, together, is_gated=is_gated)
+    for num_rows in (MAX_MATVEC_ROWS + 1, 16, 17, 32, 33):
+        out = torch.empty(num_rows, width, dtype=x.dtype, device=device)
+        multiply_few_rows(x[:num_rows], weight, out, is_gated=is_gated)
+        assert torch.equal(out, together[:num_rows]), num_rows
+
+
+def test_no_rows_give_no_rows(device: torch.device) -> None:
+    """E2: an empty batch launches nothing. Oracle: the shapes."""
+    x, weight = random_operands(0, 6, 64, torch.float32, device)
+    assert linear(x, weight).shape == (0, 6)
+    assert gated_linear(x, weight).shape == (0, 3)
+    assert swiglu(x).shape == (0, 32)
+
+
+def test_references_match_fp64(device: torch.device) -> None:
+    """E2: the references that run where Triton does not. Oracle: the formulas in fp64."""
+    x, weight = random_operands(3, 10, 70, torch.float32, device)
+    gate, up = (x.double() @ weight.double().t()).chunk(2, dim=-1)
+    for rows in (x, x[:1]):
+        expected = (F.silu(gate) * up)[: rows.shape[0]]
+        assert relative_error(reference.gated_linear(rows, weight), expected) < KERNEL_FP32_RTOL
+        product = torch.cat([gate, up], dim=-1)[: rows.shape[0]]
+        assert relative_error(reference.linear(rows, weight), product) < KERNEL_FP32_RTOL
