@@ -82,7 +82,8 @@ def paged_decode_kernel(
         )  # fmt: skip
         pages = next_pages
     has_seen = b_sum > 0.0  # a verify row may see nothing of the last split
-    b_acc *= (1.0 / tl.where(has_seen, b_sum, 1.0))[:, None]
+    b_sum = tl.where(has_seen, b_sum, 1.0)
+    b_acc *= (1.0 / b_sum)[:, None]
     if IS_SPLIT:
         o_partial = (o_row * (H * G) + o_head) * num_splits + i_split
         b_log_weight = tl.where(has_seen, b_max + tl.log2(b_sum), float("-inf"))

@@ -52,7 +52,8 @@ def prepare_qkv(
     2 * len(inv_freq) dims, half-split, in fp32; inv_freq is fp32. k and v go to kv_slots [T]
     (page * page_size + offset) of the pools, in place; rows whose slot is in page 0 store nothing.
     """
-    q = qkv.new_empty(qkv.shape[0], num_q_heads, k_pool.shape[3])
+    shape = (qkv.shape[0], num_q_heads, k_pool.shape[3])
+    q = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
     launch_prepare(
         qkv, (q_norm, k_norm, inv_freq), positions, kv_slots, (k_pool, v_pool), eps, q,
         PrepareConfig(),
@@ -113,7 +114,7 @@ def paged_decode_attention(
     request r sees its first context_lens[r] - rows_per_request + i + 1 tokens.
     """
     num_rows, num_q_heads, head_dim = q.shape
-    out = q.new_empty(num_rows, num_q_heads * head_dim)
+    out = torch.empty(num_rows, num_q_heads * head_dim, dtype=q.dtype, device=q.device)
     packed_rows = num_q_heads // k_pool.shape[2] * rows_per_request
     launch_decode(
         q, qkv, (k_pool, v_pool), page_table, context_lens, rows_per_request, out,
@@ -141,8 +142,8 @@ def launch_decode(
     num_splits = num_decode_splits(config, num_pairs, num_table_pages * page_size)
     is_split = num_splits > 1
     num_partials = num_rows * num_q_heads * num_splits if is_split else 0
-    partial = q.new_empty(num_partials, head_dim, dtype=torch.float32)
-    log_weights = q.new_empty(num_partials, dtype=torch.float32)
+    partial = torch.empty(num_partials, head_dim, dtype=torch.float32, device=q.device)
+    log_weights = torch.empty(num_partials, dtype=torch.float32, device=q.device)
     launch(paged_decode_kernel)[(num_pairs * num_splits,)](
         q,
         qkv,
@@ -205,7 +206,7 @@ def paged_prefill_attention(
     row_starts[-1] are padding: zero.
     """
     num_rows, num_q_heads, head_dim = q.shape
-    out = q.new_empty(num_rows, num_q_heads * head_dim)
+    out = torch.empty(num_rows, num_q_heads * head_dim, dtype=q.dtype, device=q.device)
     launch_prefill(
         q, qkv, (k_pool, v_pool), page_table, context_lens, (row_starts, chunks), out,
         prefill_config(q.dtype, head_dim),

@@ -30,9 +30,9 @@ def zero_padding_rows(
     o_d = tl.arange(0, D_PAD)
     for i_row in range(first, end, step):
         for i_head in tl.static_range(HEADS):
-            o_out = (i_row.to(tl.int64) * HQ + i_first_head + i_head) * D + o_d
-            b_zero = tl.zeros([D_PAD], out_ptr.dtype.element_ty)
-            tl.store(out_ptr + o_out, b_zero, mask=o_d < D)
+            o_row = tl.zeros([D_PAD], tl.int64) + i_row
+            p_out = out_ptr + (o_row * HQ + i_first_head + i_head) * D + o_d
+            tl.store(p_out, tl.zeros([D_PAD], out_ptr.dtype.element_ty), mask=o_d < D)
 
 
 @triton.jit
