@@ -154,6 +154,19 @@ def test_rows_on_the_matrix_units_have_the_same_bits(
         assert torch.equal(out, together[:num_rows]), num_rows
 
 
+@pytest.mark.parametrize("num_rows", [1, 3, 5, 9])
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_nothing_is_written_past_the_last_row(
+    num_rows: int, is_gated: bool, device: torch.device
+) -> None:
+    """E2: blocks that hang over the rows and the weight. Oracle: the NaN behind the result."""
+    x, weight = random_operands(num_rows, 26 if is_gated else 27, 70, torch.float16, device)
+    memory = torch.empty(num_rows + 64, 13 if is_gated else 27, dtype=x.dtype, device=device)
+    multiply_few_rows(x, weight, memory[:num_rows], is_gated=is_gated)
+    assert memory[:num_rows].isfinite().all()
+    assert memory[num_rows:].isnan().all()
+
+
 def test_no_rows_give_no_rows(device: torch.device) -> None:
     """E2: an empty batch launches nothing. Oracle: the shapes."""
     x, weight = random_operands(0, 6, 64, torch.float32, device)

@@ -70,6 +70,8 @@ def check_add_rms_norm(num_rows: int, width: int, dtype: torch.dtype, device: to
         normed, new_residual = add_and_norm(x, residual, weight, EPS)
         assert torch.equal(new_residual, residual + x)
         assert relative_error(normed, norm_fp64(new_residual, weight)) < TOLERANCES[dtype]
+    normed, new_residual = add_rms_norm(x, residual, weight, EPS)
+    assert torch.equal(normed, rms_norm(new_residual, weight, EPS))
     assert torch.equal(x, before[0]) and torch.equal(residual, before[1])
 
 
@@ -87,7 +89,7 @@ def test_rms_norm_matches_fp64(
 def test_add_rms_norm_rounds_the_sum_once(
     num_rows: int, width: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """E2: Oracle: the sum in torch, bit for bit, and the fp64 norm of that rounded sum."""
+    """E2: Oracle: the sum in torch, the norm of that sum alone, both bit for bit; fp64."""
     check_add_rms_norm(num_rows, width, dtype, device)
 
 
