@@ -78,10 +78,15 @@ def router_config(num_rows: int, hidden: int, num_experts: int, dtype: torch.dty
 
 
 def pair_config(hidden: int, inner: int) -> PairConfig:
-    """Loads of a whole weight row in flight, programs small enough to balance."""
+    """Many loads in flight, and programs small enough to balance.
+
+    256 dims a warp (16 bytes a thread): so x lies in the layout of the weights as it is loaded.
+    """
+    gate_up_depth = min(1024, triton.next_power_of_2(hidden))
+    down_depth = min(512, triton.next_power_of_2(inner))
     return PairConfig(
-        gate_up=VectorConfig(4, min(1024, triton.next_power_of_2(hidden)), 4),
-        down=VectorConfig(4, min(512, triton.next_power_of_2(inner)), 4),
+        gate_up=VectorConfig(4, gate_up_depth, max(1, gate_up_depth // 256)),
+        down=VectorConfig(4, down_depth, max(1, down_depth // 256)),
     )
 
 

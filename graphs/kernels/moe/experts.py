@@ -66,7 +66,7 @@ def run_pairs(
     splits, _, logits_stride = logits.shape
     num_slots = top_k + 1
     inner_stride = max(experts.inner, experts.shared_inner)
-    inner = torch.empty(num_rows, num_slots, inner_stride, dtype=torch.float32, device=x.device)
+    inner = torch.empty(num_rows, num_slots, inner_stride, dtype=x.dtype, device=x.device)
     weights = torch.empty(num_rows, num_slots, dtype=torch.float32, device=x.device)
     ids = torch.empty(num_rows, num_slots, dtype=torch.int32, device=x.device)
     out = torch.empty(num_rows, hidden, dtype=x.dtype, device=x.device)

@@ -34,7 +34,7 @@ def pair_gate_up_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """inner [pairs, max(INNER, SHARED_INNER)] fp32 = silu(gate) * up, one pair and BLOCK_N dims.
+    """inner [pairs, max(INNER, SHARED_INNER)] = silu(gate) * up, one pair and BLOCK_N dims.
 
     Also writes weights and ids [T, TOP_K + 1] for `pair_down_kernel`.
     """
@@ -87,9 +87,11 @@ def pair_gate_up_kernel(
         m_w = m_n[:, None] & m_k[None, :]
         b_gate_w = tl.load(p_gate + o_k[None, :], mask=m_w, other=0.0).to(tl.float32)
         b_up_w = tl.load(p_up + o_k[None, :], mask=m_w, other=0.0).to(tl.float32)
-        b_x = tl.load(x_ptr + i_row * HIDDEN + o_k, mask=m_k, other=0.0).to(tl.float32)
-        b_gate += b_gate_w * b_x[None, :]
-        b_up += b_up_w * b_x[None, :]
+        # [1, BLOCK_K], in the layout of the weights: no exchange between threads.
+        p_x = x_ptr + i_row * HIDDEN + o_k[None, :]
+        b_x = tl.load(p_x, mask=m_k[None, :], other=0.0).to(tl.float32)
+        b_gate += b_gate_w * b_x
+        b_up += b_up_w * b_x
     b_gate_sum = tl.sum(b_gate, 1)
     b_inner = b_gate_sum * tl.sigmoid(b_gate_sum) * tl.sum(b_up, 1)
     tl.store(inner_ptr + i_pair * INNER_STRIDE + o_n, b_inner, mask=m_n)
@@ -105,8 +107,8 @@ def add_products(
         m_k = o_k < WIDTH
         p_block = p_weight + o_n[:, None] * WIDTH + o_k[None, :]
         b_block = tl.load(p_block, mask=m_n[:, None] & m_k[None, :], other=0.0).to(tl.float32)
-        b_inner = tl.load(p_inner + o_k, mask=m_k, other=0.0) * factor
-        b_sum += b_block * b_inner[None, :]
+        b_inner = tl.load(p_inner + o_k[None, :], mask=m_k[None, :], other=0.0).to(tl.float32)
+        b_sum += b_block * (b_inner * factor)
     return b_sum
 
 
