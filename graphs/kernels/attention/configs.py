@@ -57,7 +57,8 @@ def pad_to_power_of_two(size: int, smallest: int = 16) -> int:
 def decode_config(dtype: torch.dtype, head_dim: int, num_packed_rows: int) -> DecodeConfig:
     """`num_packed_rows`: query heads of one key/value head times rows of one request."""
     if dtype == torch.float32:
-        return DecodeConfig(block_n=16, num_warps=4, num_stages=2, num_programs=2 * NUM_SMS)
+        num_warps = pad_to_power_of_two(num_packed_rows) // 4
+        return DecodeConfig(16, num_warps, 2, num_programs=2 * NUM_SMS, block_s=32)
     if num_packed_rows > 32:
         return DecodeConfig(block_n=64, num_warps=8, num_stages=2, num_programs=NUM_SMS)
     if head_dim > 128:

@@ -62,6 +62,12 @@ def paged_decode_kernel(
     o_d = tl.arange(0, D_PAD)
     o_row = i_r * ROWS + o_m // G
     o_head = i_h * G + o_m % G
+    o_partial = (o_row * (H * G) + o_head) * num_splits + i_split
+    if IS_SPLIT and i_split >= num_used:  # a short context has fewer splits
+        p_log_weight = log_weight_ptr + o_partial
+        tl.store(p_log_weight, tl.full([M_PAD], float("-inf"), tl.float32), mask=o_m < ROWS * G)
+        return
+
     m_md = (o_m < ROWS * G)[:, None] & (o_d < D)[None, :]
     o_q = (o_row * (H * G) + o_head)[:, None] * D + o_d[None, :]
     b_q = tl.load(q_ptr + o_q, mask=m_md, other=0.0)
@@ -85,7 +91,6 @@ def paged_decode_kernel(
     b_sum = tl.where(has_seen, b_sum, 1.0)
     b_acc *= (1.0 / b_sum)[:, None]
     if IS_SPLIT:
-        o_partial = (o_row * (H * G) + o_head) * num_splits + i_split
         b_log_weight = tl.where(has_seen, b_max + tl.log2(b_sum), float("-inf"))
         tl.store(log_weight_ptr + o_partial, b_log_weight, mask=o_m < ROWS * G)
         tl.store(partial_ptr + o_partial[:, None] * D + o_d[None, :], b_acc, mask=m_md)
@@ -126,6 +131,8 @@ def combine_splits_kernel(
         b_decay = tl.exp2(b_max - b_new_max)
         b_weight = tl.exp2(b_log_weight - b_new_max)
         b_sum = b_sum * b_decay + tl.sum(b_weight, axis=0)
+        # Splits without tokens have written no result.
+        b_partial = tl.where(b_weight[:, None] > 0.0, b_partial, 0.0)
         b_acc = b_acc * b_decay + tl.sum(b_partial * b_weight[:, None], axis=0)
         b_max = b_new_max
     b_out = b_acc / tl.where(b_sum > 0.0, b_sum, 1.0)
