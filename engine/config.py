@@ -48,13 +48,16 @@ class EngineConfig:
         None, "CPU threads for tensor work (default: all cores but one)", group="machine"
     )
     compile: str = option(
-        "on",
-        "compile the decoder blocks; off starts at once and runs slower",
+        "auto",
+        "compile the decoder blocks; off starts at once and runs slower; auto is on for the CPU",
         group="machine",
-        choices=("on", "off"),
+        choices=("auto", "on", "off"),
     )
     attention_backend: str = option(
-        "auto", "paged attention implementation", group="machine", choices=("auto", "torch")
+        "auto",
+        "paged attention implementation; auto is triton on cuda, torch on the CPU",
+        group="machine",
+        choices=("auto", "triton", "torch"),
     )
     state_dtype: str = option(
         "float32",

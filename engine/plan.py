@@ -57,6 +57,7 @@ class Plan:
     dtype: torch.dtype
     state_dtype: torch.dtype
     is_compiled: bool
+    attention_backend: str
     memory: MemoryPlan
     page_size: int
     max_running_requests: int
@@ -118,7 +119,8 @@ def make_plan(
         device=facts,
         dtype=dtype,
         state_dtype=state_dtype,
-        is_compiled=config.compile == "on",
+        is_compiled=config.compile == "on" or (config.compile == "auto" and not is_cuda),
+        attention_backend=choose_attention_backend(config.attention_backend, is_cuda),
         memory=memory,
         page_size=config.page_size,
         max_running_requests=config.max_running_requests,
@@ -173,6 +175,17 @@ def choose_dtype(wanted: str, model: ModelConfig, is_cuda: bool) -> str:
     if wanted != "auto":
         return wanted
     return model.dtype if is_cuda else "float32"
+
+
+def choose_attention_backend(wanted: str, is_cuda: bool) -> str:
+    """auto: our kernels where they run."""
+    require(
+        is_cuda or wanted != "triton",
+        "--attention-backend triton needs a CUDA device; use torch or auto",
+    )
+    if wanted != "auto":
+        return wanted
+    return "triton" if is_cuda else "torch"
 
 
 def choose_model_len(config: EngineConfig, model: ModelConfig) -> int:

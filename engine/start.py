@@ -12,6 +12,7 @@ import torch
 from torch._inductor.exc import InvalidCxxCompiler
 
 from engine.attention.torch_paged import TorchPagedAttention
+from engine.attention.triton_paged import TritonPagedAttention
 from engine.cache.allocator import IndexAllocator
 from engine.cache.pools import CachePools, allocate_pools
 from engine.client import EngineInfo
@@ -37,6 +38,7 @@ from engine.tokens import load_tokenizer
 from engine.version import __version__
 from engine.warm_up import warm_up
 from graphs.compile import allow_compilations, compile_whole
+from graphs.kernels.kernel_set import TORCH_KERNELS, TRITON_KERNELS
 from graphs.kernels.sample.reference import gumbel_noise
 
 logger = logging.getLogger(__name__)
@@ -128,7 +130,7 @@ def count_weights(config: ModelConfig) -> int:
         state_dtype=torch.float32,
         device=meta,
     )
-    model = build_model(config, pools, TorchPagedAttention(), torch.float32, meta)
+    model = build_model(config, pools, TorchPagedAttention(), TORCH_KERNELS, torch.float32, meta)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -159,7 +161,11 @@ def allocate(plan: Plan) -> CachePools:
 def load_model(plan: Plan, pools: CachePools, *, has_progress: bool) -> HybridModel:
     """The model with its weights, read from the checkpoint or made up."""
     device = plan.device.device
-    model = build_model(plan.model, pools, TorchPagedAttention(), plan.dtype, device)
+    backend = (
+        TritonPagedAttention() if plan.attention_backend == "triton" else TorchPagedAttention()
+    )
+    kernels = TRITON_KERNELS if device.type == "cuda" else TORCH_KERNELS
+    model = build_model(plan.model, pools, backend, kernels, plan.dtype, device)
     if plan.load_format == "dummy":
         fill_dummy(model.parameters(), DUMMY_SEED)
     else:

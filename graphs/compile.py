@@ -10,8 +10,9 @@ from torch._dynamo.utils import counters
 
 Run = TypeVar("Run", bound=Callable[..., object])
 
-# Decode alone, decode together, prefill; each first static, then dynamic, per block kind.
-MAX_COMPILATIONS_PER_BLOCK_KIND = 8
+# Decode alone, decode together, prefill; each first static, then dynamic, per block kind. On
+# CUDA each range of rows that has a kernel of its own adds one.
+MAX_COMPILATIONS_PER_BLOCK_KIND = 32
 
 
 def compile_whole(run: Run) -> Run:

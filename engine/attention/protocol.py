@@ -23,8 +23,22 @@ class RowCapabilities:
     can_capture: bool
 
 
+@dataclass(frozen=True)
+class HeadParameters:
+    """What is done to each query and key head before attention.
+
+    q_norm, k_norm [D]: zero-centred norm weights. inv_freq [rotary_dim / 2] fp32.
+    """
+
+    q_norm: Tensor
+    k_norm: Tensor
+    inv_freq: Tensor
+    num_q_heads: int
+    eps: float
+
+
 class AttentionBackend(Protocol):
-    """Stores the rows' keys and values in the paged cache, then attends.
+    """Norms and rotates heads, stores keys and values in the paged cache, then attends.
 
     Called once per attention layer and forward. It may write only the KV slots named in the
     inputs, and reads only the pages in the page table.
@@ -33,6 +47,11 @@ class AttentionBackend(Protocol):
     @property
     def capabilities(self) -> RowCapabilities: ...
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, kv: KvLayer, inputs: ForwardInputs) -> Tensor:
-        """q [T, HQ, D] and k, v [T, H, D], rotated; returns [T, HQ, D]."""
+    def attend(
+        self, qkv: Tensor, heads: HeadParameters, kv: KvLayer, inputs: ForwardInputs
+    ) -> Tensor:
+        """qkv [T, 2 * HQ * D + 2 * H * D], columns [per query head: q, gate | k | v].
+
+        Returns the attended values times the sigmoid of the gates, [T, HQ * D].
+        """
         ...

@@ -5,14 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from engine.attention.protocol import AttentionBackend, RowCapabilities
+from engine.attention.protocol import AttentionBackend, HeadParameters, RowCapabilities
 from engine.cache.pools import KvLayer
 from engine.layers.parameter import empty_weight
 from engine.model_config import ModelConfig
 from graphs.inputs import ForwardInputs
-from graphs.kernels.attention.reference import rotate
-from graphs.kernels.linear.reference import linear
-from graphs.kernels.norm.reference import rms_norm
+from graphs.kernels.kernel_set import KernelSet
 
 
 class AttentionMixer(nn.Module):
@@ -26,14 +24,14 @@ class AttentionMixer(nn.Module):
         config: ModelConfig,
         cache: KvLayer,
         backend: AttentionBackend,
+        kernels: KernelSet,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         super().__init__()
-        self.num_q_heads, self.num_kv_heads = config.num_q_heads, config.num_kv_heads
-        self.head_dim = config.head_dim
+        self.cache, self.backend, self.kernels = cache, backend, kernels
+        self.num_q_heads = config.num_q_heads
         self.eps = config.rms_norm_eps
-        self.cache, self.backend = cache, backend
         q_rows = config.num_q_heads * config.head_dim
         kv_rows = config.num_kv_heads * config.head_dim
         self.sizes = [2 * q_rows, kv_rows, kv_rows]
@@ -53,12 +51,13 @@ class AttentionMixer(nn.Module):
 
     def forward(self, x: Tensor, inputs: ForwardInputs) -> Tensor:
         """x [T, hidden] -> [T, hidden]; stores the rows' keys and values."""
-        q_gate, k, v = linear(x, self.qkv_proj).split(self.sizes, dim=-1)
-        q, gate = q_gate.unflatten(-1, (self.num_q_heads, 2, self.head_dim)).unbind(2)
-        k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))
-        v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
-        inv_freq = self.get_buffer("inv_freq")
-        q = rotate(rms_norm(q, self.q_norm, self.eps), inputs.positions, inv_freq)
-        k = rotate(rms_norm(k, self.k_norm, self.eps), inputs.positions, inv_freq)
-        attended = self.backend.attend(q, k, v, self.cache, inputs)
-        return linear((attended * torch.sigmoid(gate)).flatten(1), self.o_proj)
+        heads = HeadParameters(
+            q_norm=self.q_norm,
+            k_norm=self.k_norm,
+            inv_freq=self.get_buffer("inv_freq"),
+            num_q_heads=self.num_q_heads,
+            eps=self.eps,
+        )
+        qkv = self.kernels.linear(x, self.qkv_proj)
+        attended = self.backend.attend(qkv, heads, self.cache, inputs)
+        return self.kernels.linear(attended, self.o_proj)

@@ -10,8 +10,7 @@ from engine.cache.pools import GdnLayer
 from engine.layers.parameter import empty_weight
 from engine.model_config import ModelConfig
 from graphs.inputs import ForwardInputs, Kind
-from graphs.kernels.gdn import reference
-from graphs.kernels.linear.reference import linear
+from graphs.kernels.kernel_set import KernelSet
 
 
 class GdnMixer(nn.Module):
@@ -23,9 +22,15 @@ class GdnMixer(nn.Module):
     capabilities = RowCapabilities(max_rows_per_request=1, can_capture=True)
 
     def __init__(
-        self, config: ModelConfig, cache: GdnLayer, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        cache: GdnLayer,
+        kernels: KernelSet,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         super().__init__()
+        self.kernels = kernels
         num_heads = config.num_v_heads_gdn
         self.sizes = [config.conv_dim, config.value_dim, num_heads, num_heads]
         self.num_k_heads = config.num_k_heads_gdn
@@ -41,9 +46,9 @@ class GdnMixer(nn.Module):
 
     def forward(self, x: Tensor, inputs: ForwardInputs) -> Tensor:
         """x [T, hidden] -> [T, hidden]; advances the state of every request in `inputs`."""
-        projected = linear(x, self.in_proj)
+        projected = self.kernels.linear(x, self.in_proj)
         if inputs.kind is Kind.DECODE:
-            y = reference.gdn_decode(
+            y = self.kernels.gdn_decode(
                 projected,
                 inputs.positions,
                 inputs.state_slots,
@@ -58,7 +63,7 @@ class GdnMixer(nn.Module):
             )
         else:
             assert inputs.kind is Kind.PREFILL
-            y, _ = reference.gdn_prefill(
+            y, _ = self.kernels.gdn_prefill(
                 projected,
                 inputs.positions,
                 inputs.row_starts,
@@ -74,4 +79,4 @@ class GdnMixer(nn.Module):
                 self.num_k_heads,
                 self.eps,
             )
-        return linear(y, self.out_proj)
+        return self.kernels.linear(y, self.out_proj)

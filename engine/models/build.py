@@ -13,6 +13,7 @@ from engine.models.hybrid import HybridModel
 from engine.models.qwen3_5.weights import plan_weights as plan_qwen3_5
 from engine.models.qwen3_next.weights import plan_weights as plan_qwen3_next
 from engine.models.weights import WeightPlan
+from graphs.kernels.kernel_set import KernelSet
 
 PlanWeights = Callable[[HybridModel, Collection[str]], WeightPlan]
 
@@ -26,11 +27,12 @@ def build_model(
     config: ModelConfig,
     pools: CachePools,
     backend: AttentionBackend,
+    kernels: KernelSet,
     dtype: torch.dtype,
     device: torch.device,
 ) -> HybridModel:
     """A model with uninitialised weights, holding its views of the pools."""
-    return HybridModel(config, pools, backend, dtype, device).eval()
+    return HybridModel(config, pools, backend, kernels, dtype, device).eval()
 
 
 def plan_weights(model: HybridModel, names: Collection[str]) -> WeightPlan:

@@ -21,11 +21,10 @@ from engine.layers.mlp import DenseMlp, MoeMlp
 from engine.layers.parameter import empty_weight
 from engine.model_config import LayerKind, ModelConfig
 from graphs.inputs import ForwardInputs
-from graphs.kernels.linear.reference import linear
-from graphs.kernels.norm.reference import rms_norm
+from graphs.kernels.kernel_set import KernelSet
 
 BlockForward = Callable[["DecoderBlock", Tensor, Tensor, ForwardInputs], tuple[Tensor, Tensor]]
-HeadForward = Callable[["HybridModel", Tensor], Tensor]
+HeadForward = Callable[["HybridModel", Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -48,21 +47,22 @@ class DecoderBlock(nn.Module):
         config: ModelConfig,
         mixer: GdnMixer | AttentionMixer,
         mlp: DenseMlp | MoeMlp,
+        kernels: KernelSet,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         super().__init__()
-        self.mixer, self.mlp = mixer, mlp
+        self.mixer, self.mlp, self.kernels = mixer, mlp, kernels
         self.eps = config.rms_norm_eps
         self.mixer_norm = empty_weight(config.hidden_size, dtype=dtype, device=device)
         self.mlp_norm = empty_weight(config.hidden_size, dtype=dtype, device=device)
 
     def forward(self, x: Tensor, residual: Tensor, inputs: ForwardInputs) -> tuple[Tensor, Tensor]:
         """x, residual [T, hidden]: the pending output and the stream it is to be added to."""
-        residual = residual + x
-        x = self.mixer(rms_norm(residual, self.mixer_norm, self.eps), inputs)
-        residual = residual + x
-        return self.mlp(rms_norm(residual, self.mlp_norm, self.eps)), residual
+        x, residual = self.kernels.add_rms_norm(x, residual, self.mixer_norm, self.eps)
+        x = self.mixer(x, inputs)
+        x, residual = self.kernels.add_rms_norm(x, residual, self.mlp_norm, self.eps)
+        return self.mlp(x), residual
 
 
 class HybridModel(nn.Module):
@@ -73,11 +73,12 @@ class HybridModel(nn.Module):
         config: ModelConfig,
         pools: CachePools,
         backend: AttentionBackend,
+        kernels: KernelSet,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.kernels = config, kernels
         hidden = config.hidden_size
         self.embedding = empty_weight(config.vocab_size, hidden, dtype=dtype, device=device)
         self.blocks = nn.ModuleList()
@@ -85,18 +86,18 @@ class HybridModel(nn.Module):
         for kind, is_moe in zip(config.layer_kinds, config.is_moe, strict=True):
             mixer: GdnMixer | AttentionMixer
             if kind is LayerKind.GDN:
-                mixer = GdnMixer(config, pools.gdn_layer(num_gdn), dtype, device)
+                mixer = GdnMixer(config, pools.gdn_layer(num_gdn), kernels, dtype, device)
                 num_gdn += 1
             else:
                 cache = pools.kv_layer(num_attention)
-                mixer = AttentionMixer(config, cache, backend, dtype, device)
+                mixer = AttentionMixer(config, cache, backend, kernels, dtype, device)
                 num_attention += 1
             mlp = (
-                MoeMlp(config, dtype, device)
+                MoeMlp(config, kernels, dtype, device)
                 if is_moe
-                else DenseMlp(hidden, config.intermediate_size, dtype, device)
+                else DenseMlp(hidden, config.intermediate_size, kernels, dtype, device)
             )
-            self.blocks.append(DecoderBlock(config, mixer, mlp, dtype, device))
+            self.blocks.append(DecoderBlock(config, mixer, mlp, kernels, dtype, device))
         self.norm = empty_weight(hidden, dtype=dtype, device=device)
         self.head = (
             self.embedding
@@ -114,7 +115,7 @@ class HybridModel(nn.Module):
         rows = inputs.logit_rows
         if rows.shape[0] == 0:
             return x.new_empty(0, self.config.vocab_size)
-        return run.head(self, residual[rows] + x[rows])
+        return run.head(self, x[rows], residual[rows])
 
 
 def forward_block(
@@ -124,9 +125,11 @@ def forward_block(
     return block(x, residual, inputs)  # type: ignore[no-any-return]
 
 
-def forward_head(model: HybridModel, hidden: Tensor) -> Tensor:
-    """Logits [N, vocab] of the last block's output [N, hidden]."""
-    return linear(rms_norm(hidden, model.norm, model.config.rms_norm_eps), model.head)
+def forward_head(model: HybridModel, x: Tensor, residual: Tensor) -> Tensor:
+    """Logits [N, vocab] of the last block's output x, residual [N, hidden]."""
+    kernels = model.kernels
+    hidden, _ = kernels.add_rms_norm(x, residual, model.norm, model.config.rms_norm_eps)
+    return kernels.linear(hidden, model.head)
 
 
 EAGER = ForwardFunctions(block=forward_block, head=forward_head)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.torch_paged import TorchPagedAttention
+from engine.attention.triton_paged import TritonPagedAttention
 from engine.batch import build_chunks
 from engine.cache.pools import PADDING_INDEX, CachePools, allocate_pools
 from engine.loader import load_weights
@@ -18,6 +19,7 @@ from engine.model_config import ModelConfig, load_model_config
 from engine.models.build import build_model, plan_weights
 from engine.models.hybrid import EAGER, HybridModel
 from graphs.inputs import ForwardInputs, Kind
+from graphs.kernels.kernel_set import TORCH_KERNELS, TRITON_KERNELS
 
 CPU = torch.device("cpu")
 PAGE_SIZE = 16
@@ -35,28 +37,45 @@ class DrivenRequest:
     num_done: int = 0
 
 
-def empty_model(config: ModelConfig) -> tuple[HybridModel, CachePools]:
-    """An fp32 model on the CPU, and pools whose every value is NaN until it is written."""
+@dataclass(frozen=True)
+class Setting:
+    """Where a model runs and on which kernels."""
+
+    device: torch.device = CPU
+    is_triton: bool = False
+    dtype: torch.dtype = torch.float32
+
+
+TORCH_ON_CPU = Setting()
+
+
+def empty_model(
+    config: ModelConfig, setting: Setting = TORCH_ON_CPU
+) -> tuple[HybridModel, CachePools]:
+    """A model, and pools whose every value is NaN until it is written."""
     pools = allocate_pools(
         config,
         num_pages=MAX_REQUESTS * PAGES_PER_REQUEST,
         page_size=PAGE_SIZE,
         num_slots=MAX_REQUESTS,
-        dtype=torch.float32,
+        dtype=setting.dtype,
         state_dtype=torch.float32,
-        device=CPU,
+        device=setting.device,
     )
     for pool in (pools.keys, pools.values, pools.conv, pools.state):
         pool.fill_(torch.nan)
-    return build_model(config, pools, TorchPagedAttention(), torch.float32, CPU), pools
+    backend = TritonPagedAttention() if setting.is_triton else TorchPagedAttention()
+    kernels = TRITON_KERNELS if setting.is_triton else TORCH_KERNELS
+    return build_model(config, pools, backend, kernels, setting.dtype, setting.device), pools
 
 
 class ModelDriver:
     """One loaded model and its requests; pages and slots are handed out in a mixed order."""
 
-    def __init__(self, folder: Path) -> None:
-        self.model, pools = empty_model(load_model_config(folder))
-        load_weights(folder, partial(plan_weights, self.model), CPU, progress=False)
+    def __init__(self, folder: Path, setting: Setting = TORCH_ON_CPU) -> None:
+        self.device = setting.device
+        self.model, pools = empty_model(load_model_config(folder), setting)
+        load_weights(folder, partial(plan_weights, self.model), self.device, progress=False)
         generator = torch.Generator().manual_seed(5)
         self.free_pages = (1 + torch.randperm(pools.num_pages, generator=generator)).tolist()
         self.free_slots = (1 + torch.randperm(pools.num_slots, generator=generator)).tolist()
@@ -82,16 +101,19 @@ class ModelDriver:
     def _forward(
         self, kind: Kind, spans: Sequence[tuple[DrivenRequest, int]], num_padding: int
     ) -> list[Tensor]:
-        inputs = build_inputs(kind, spans, num_padding)
+        inputs = build_inputs(kind, spans, num_padding, self.device)
         with torch.inference_mode():
-            logits = self.model(inputs, EAGER)
+            logits = self.model(inputs, EAGER).cpu()
         for request, num_rows in spans:
             request.num_done += num_rows
         return list(logits.split([num_rows for _, num_rows in spans]))
 
 
 def build_inputs(
-    kind: Kind, spans: Sequence[tuple[DrivenRequest, int]], num_padding: int
+    kind: Kind,
+    spans: Sequence[tuple[DrivenRequest, int]],
+    num_padding: int,
+    device: torch.device,
 ) -> ForwardInputs:
     """The next `num_rows` tokens of each request, then padding rows."""
     token_ids, positions, kv_slots, row_starts = [], [], [], [0]
@@ -106,18 +128,22 @@ def build_inputs(
     num_pages = -(-max(context_lens) // PAGE_SIZE)
     chunks, chunk_starts = build_chunks(row_starts)
     padding, no_pages = [PADDING_INDEX] * num_padding, [PADDING_INDEX] * num_pages
+
+    def on_device(values: Sequence[object]) -> Tensor:
+        return torch.tensor(values, device=device)
+
     return ForwardInputs(
         kind=kind,
-        token_ids=torch.tensor(token_ids + padding),
-        positions=torch.tensor(positions + padding),
-        kv_slots=torch.tensor(kv_slots + padding),
-        page_table=torch.tensor(
+        token_ids=on_device(token_ids + padding),
+        positions=on_device(positions + padding),
+        kv_slots=on_device(kv_slots + padding),
+        page_table=on_device(
             [request.pages[:num_pages] for request, _ in spans] + [no_pages] * num_padding
         ),
-        context_lens=torch.tensor(context_lens + [1] * num_padding),
-        state_slots=torch.tensor([request.slot for request, _ in spans] + padding),
-        logit_rows=torch.arange(row_starts[-1]),
-        row_starts=torch.tensor(row_starts),
-        chunks=torch.tensor(chunks),
-        chunk_starts=torch.tensor(chunk_starts),
+        context_lens=on_device(context_lens + [1] * num_padding),
+        state_slots=on_device([request.slot for request, _ in spans] + padding),
+        logit_rows=torch.arange(row_starts[-1], device=device),
+        row_starts=on_device(row_starts),
+        chunks=on_device(chunks),
+        chunk_starts=on_device(chunk_starts),
     )

@@ -17,6 +17,7 @@ from engine.cache.pools import allocate_pools
 from engine.loader import fill_dummy, load_weights
 from engine.model_config import load_model_config
 from engine.models.build import build_model, plan_weights
+from graphs.kernels.kernel_set import TORCH_KERNELS
 from tests.engine.model_driver import CPU, ModelDriver, empty_model
 from tests.oracle.tiny_models import (
     CASES_BY_FAMILY,
@@ -77,7 +78,7 @@ def test_real_geometries_have_the_names_and_shapes_of_transformers(name: str) ->
         state_dtype=torch.float32,
         device=META,
     )
-    model = build_model(config, pools, TorchPagedAttention(), torch.bfloat16, META)
+    model = build_model(config, pools, TorchPagedAttention(), TORCH_KERNELS, torch.bfloat16, META)
     plan = plan_weights(model, expected.keys())
     assert {tensor_name: slot.shape for tensor_name, slot in plan.slots.items()} == expected
     num_planned = sum(slot.destination.numel() for slot in plan.slots.values())

@@ -1,4 +1,7 @@
-"""Logits and greedy tokens of every family against transformers, fp32 on the CPU."""
+"""Logits and greedy tokens of every family against transformers in fp32 on the CPU.
+
+The torch references run on the CPU, the Triton kernels (marker gpu) in fp32 on CUDA.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel, Qwen3_5ForCausalLM
 
-from tests.engine.model_driver import DrivenRequest, ModelDriver
+from tests.engine.model_driver import TORCH_ON_CPU, DrivenRequest, ModelDriver, Setting
 from tests.oracle.tiny_models import CASES_BY_FAMILY, all_logits, build_oracle, greedy_tokens
 from tests.tolerances import LOGITS_FP32
 
@@ -24,6 +27,9 @@ EMBEDDED_TEXT = (
     "rolled into the pond. Lily was sad, but the dog jumped into the water and brought it back. "
     "def add(a, b):\n    return a + b\n\nWhat is the capital of France? Paris. "
 )
+
+
+TRITON_ON_CUDA = Setting(torch.device("cuda"), is_triton=True)
 
 
 @dataclass
@@ -46,6 +52,16 @@ def single_thread() -> Iterator[None]:
 
 @pytest.fixture(
     scope="module",
+    params=[TORCH_ON_CPU, pytest.param(TRITON_ON_CUDA, marks=pytest.mark.gpu)],
+    ids=["torch-cpu", "triton-cuda"],
+)
+def setting(request: pytest.FixtureRequest) -> Setting:
+    chosen: Setting = request.param
+    return chosen
+
+
+@pytest.fixture(
+    scope="module",
     params=[
         pytest.param((family, case), id=f"{family}-{case.name}")
         for family, cases in CASES_BY_FAMILY.items()
@@ -53,12 +69,14 @@ def single_thread() -> Iterator[None]:
     ]
     + ["embedded"],
 )
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+def subject(
+    request: pytest.FixtureRequest, setting: Setting, tmp_path_factory: pytest.TempPathFactory
+) -> Subject:
     if request.param == "embedded":
         oracle = Qwen3_5ForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32)
         tokenizer = Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
         prompt = (tokenizer.encode(EMBEDDED_TEXT).ids * 3)[:PROMPT_LEN]
-        return Subject(ModelDriver(EMBEDDED), oracle.eval(), prompt)
+        return Subject(ModelDriver(EMBEDDED, setting), oracle.eval(), prompt)
     family, case = request.param
     oracle = build_oracle(family, case)
     folder = tmp_path_factory.mktemp("tiny")
@@ -66,7 +84,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     oracle.save_pretrained(folder, max_shard_size="40KB")
     generator = torch.Generator().manual_seed(11)
     prompt = torch.randint(case.vocab, (PROMPT_LEN,), generator=generator).tolist()
-    return Subject(ModelDriver(folder), oracle, prompt)
+    return Subject(ModelDriver(folder, setting), oracle, prompt)
 
 
 def prefill_in_chunks(driver: ModelDriver, request: DrivenRequest, chunk: int) -> torch.Tensor:

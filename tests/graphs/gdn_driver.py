@@ -12,6 +12,7 @@ from engine.batch import build_chunks
 from graphs.kernels.gdn import reference
 from tests.oracle.gated_delta import gated_norm, gdn_sequence
 
+CPU = torch.device("cpu")
 NUM_SLOTS = 5
 EPS = 1e-6
 
@@ -50,7 +51,7 @@ class Setup:
     """Where and in what precision: model dtype, state dtype, device, and the two kernels."""
 
     geometry: Geometry
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     dtype: torch.dtype = torch.float32
     state_dtype: torch.dtype = torch.float32
     decode: Callable[..., Tensor] = reference.gdn_decode

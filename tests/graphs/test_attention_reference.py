@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.batch import build_chunks
 from graphs.kernels.attention import reference
 from tests.oracle.gated_delta import causal_attention
 from tests.tolerances import KERNEL_FP32_RTOL
@@ -32,6 +33,8 @@ def test_prefill_chunks_then_decode(num_q_heads: int, num_kv_heads: int, head_di
     q = [torch.randn(n, num_q_heads, head_dim) for n in lens]
     k = [torch.randn(n, num_kv_heads, head_dim) for n in lens]
     v = [torch.randn(n, num_kv_heads, head_dim) for n in lens]
+    # Gates of infinity let everything through.
+    gates = torch.full((80, 2 * (num_q_heads + num_kv_heads) * head_dim), torch.inf)
     table = torch.tensor([pages[0], pages[1] + [0] * 6])
     got: list[list[Tensor]] = [[], []]
     for cuts in ([(0, 33), (0, 1)], [(33, 68), (1, 20)]):
@@ -47,12 +50,14 @@ def test_prefill_chunks_then_decode(num_q_heads: int, num_kv_heads: int, head_di
         sizes = [stop - start for start, stop in cuts]
         out = reference.paged_prefill_attention(
             torch.cat([*(q[r][rows[r]] for r in range(2)), torch.zeros(2, num_q_heads, head_dim)]),
+            gates[: sum(sizes) + 2],
             k_pool,
             v_pool,
             torch.cat([table, torch.zeros(1, 10, dtype=torch.int64)]),
             torch.tensor([cuts[0][1], cuts[1][1], 0]),
-            torch.tensor([0, sizes[0], sum(sizes), sum(sizes)]),
-        )
+            torch.tensor(row_starts := [0, sizes[0], sum(sizes), sum(sizes)]),
+            torch.tensor(build_chunks(row_starts)[0]),
+        ).unflatten(1, (num_q_heads, head_dim))
         assert not out[sum(sizes) :].any()
         for r, piece in enumerate(out[: sum(sizes)].split(sizes)):
             got[r].append(piece)
@@ -68,11 +73,13 @@ def test_prefill_chunks_then_decode(num_q_heads: int, num_kv_heads: int, head_di
         )
         out = reference.paged_decode_attention(
             torch.stack([q[r][at[r]] for r in range(2)]),
+            gates[:2],
             k_pool,
             v_pool,
             table,
             torch.tensor([at[0] + 1, at[1] + 1]),
-        )
+            1,
+        ).unflatten(1, (num_q_heads, head_dim))
         for r in range(2):
             got[r].append(out[r : r + 1])
     for r, done in enumerate((70, 22)):

@@ -66,6 +66,23 @@ def advance_state(state, q, k, v, decay, beta):
 
 
 @triton.jit
+def load_state_rows(
+    state_ptr,
+    block,
+    is_kept,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """A block of rows of one head's state [BLOCK_V, BLOCK_K], as stored; zero unless is_kept."""
+    rows = block * BLOCK_V + tl.arange(0, BLOCK_V)
+    columns = tl.arange(0, BLOCK_K)
+    is_tile = (rows < V)[:, None] & (columns < K)[None, :] & is_kept
+    return tl.load(state_ptr + rows[:, None] * K + columns[None, :], mask=is_tile, other=0.0)
+
+
+@triton.jit
 def gdn_decode_kernel(
     projected_ptr,
     positions_ptr,
@@ -114,6 +131,8 @@ def gdn_decode_kernel(
     q_channels = k_head * K + k_offsets
     k_channels = H * K + q_channels
     v_channels = 2 * H * K + v_head * V + v_offsets
+    # On its way while the conv is computed.
+    stored = load_state_rows(state_ptr, 0, position > 0, K, V, BLOCK_K, BLOCK_V)
     raw_q, q = conv_channels(
         row_ptr, conv_weight_ptr, ring_ptr, position, q_channels, is_k, NUM_CHANNELS, NUM_TAPS
     )
@@ -139,14 +158,20 @@ def gdn_decode_kernel(
     )
     o = tl.zeros([NUM_V_BLOCKS, BLOCK_V], tl.float32)
     for block in tl.static_range(NUM_V_BLOCKS):
-        rows = block * BLOCK_V + tl.arange(0, BLOCK_V)
-        tile_ptrs = state_ptr + rows[:, None] * K + k_offsets[None, :]
-        is_tile = (rows < V)[:, None] & is_k[None, :]
-        stored = tl.load(tile_ptrs, mask=is_tile & (position > 0), other=0.0)
+        # A load cannot pass the store before it by itself: they might be of the same rows.
+        if block + 1 < NUM_V_BLOCKS:
+            following = load_state_rows(
+                state_ptr, block + 1, position > 0, K, V, BLOCK_K, BLOCK_V
+            )
+        else:
+            following = stored
         block_v = tl.sum(tl.where(blocks[:, None] == block, v, 0.0), axis=0)
         state, block_o = advance_state(stored.to(tl.float32), q, k, block_v, decay, beta)
-        tl.store(tile_ptrs, state.to(stored.dtype), mask=is_tile)
+        rows = block * BLOCK_V + tl.arange(0, BLOCK_V)
+        tile_ptrs = state_ptr + rows[:, None] * K + k_offsets[None, :]
+        tl.store(tile_ptrs, state.to(stored.dtype), mask=(rows < V)[:, None] & is_k[None, :])
         o = tl.where(blocks[:, None] == block, block_o[None, :], o)
+        stored = following
     z = tl.load(row_ptr + NUM_CHANNELS + v_head * V + v_offsets, mask=is_v, other=0.0)
     norm_weight = tl.load(norm_weight_ptr + v_offsets, mask=is_v, other=0.0)
     y = gated_norm(o, z, norm_weight, eps, V)

@@ -1,0 +1,143 @@
+"""A model with made-up weights and filled caches, to measure steps on."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.batch import build_chunks
+from engine.cache.pools import CachePools
+from engine.config import EngineConfig
+from engine.device_facts import read_device_facts
+from engine.layers.mlp import MoeMlp
+from engine.model_config import load_model_config
+from engine.models.hybrid import EAGER, DecoderBlock, HybridModel
+from engine.plan import Plan, make_plan
+from engine.start import allocate, count_weights, load_model
+from graphs.inputs import ForwardInputs, Kind
+from graphs.kernels.moe.ops import route
+
+GEOMETRIES = Path(__file__).parent / "geometries"
+PREFILL_TOKENS = 8192
+EXTRA_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """One geometry on the GPU, with slots and pages for `batch` requests of `context` tokens."""
+
+    plan: Plan
+    pools: CachePools
+    model: HybridModel
+    batch: int
+    context: int
+
+    @property
+    def pages_per_request(self) -> int:
+        return -(-(self.context + EXTRA_TOKENS) // self.plan.page_size)
+
+    def page_table(self, requests: range) -> Tensor:
+        """Each request's pages, scattered over the pool as they would be after a while."""
+        generator = torch.Generator().manual_seed(3)
+        num_pages = self.batch * self.pages_per_request
+        pages = 1 + torch.randperm(num_pages, generator=generator)
+        table = pages.view(self.batch, -1)[requests.start : requests.stop]
+        return table.to(self.plan.device.device)
+
+    def inputs(self, kind: Kind, requests: range, start: int, num_rows: int) -> ForwardInputs:
+        """Rows start to start + num_rows of each request, every row another random token."""
+        device = self.plan.device.device
+        table = self.page_table(requests)
+        positions = torch.arange(start, start + num_rows, device=device).repeat(len(requests))
+        row_starts = list(range(0, len(requests) * num_rows + 1, num_rows))
+        page_size = self.plan.page_size
+        pages = table[:, positions[:num_rows] // page_size].flatten()
+        is_prefill = kind is Kind.PREFILL
+        chunks, chunk_starts = build_chunks(row_starts) if is_prefill else ([], [])
+        context_len = start + num_rows
+        return ForwardInputs(
+            kind=kind,
+            token_ids=torch.randint(
+                self.plan.model.vocab_size, (len(requests) * num_rows,), device=device
+            ),
+            positions=positions,
+            kv_slots=pages * page_size + positions % page_size,
+            page_table=table[:, : -(-context_len // page_size)].contiguous(),
+            context_lens=torch.full((len(requests),), context_len, device=device),
+            state_slots=torch.arange(1 + requests.start, 1 + requests.stop, device=device),
+            logit_rows=torch.tensor(row_starts[1:], device=device) - 1,
+            row_starts=torch.tensor(row_starts, device=device),
+            chunks=torch.tensor(chunks, dtype=torch.int64, device=device),
+            chunk_starts=torch.tensor(chunk_starts, dtype=torch.int64, device=device),
+        )
+
+    def prefill_steps(self) -> Iterator[ForwardInputs]:
+        """The prompts of all requests, in pieces of at most PREFILL_TOKENS tokens."""
+        at_once = max(PREFILL_TOKENS // self.context, 1)
+        num_rows = min(self.context, PREFILL_TOKENS)
+        for first in range(0, self.batch, at_once):
+            requests = range(first, min(first + at_once, self.batch))
+            for start in range(0, self.context, num_rows):
+                yield self.inputs(Kind.PREFILL, requests, start, num_rows)
+
+    def run(self, inputs: ForwardInputs) -> Tensor:
+        """One eager forward and the likeliest token of each request."""
+        return self.model(inputs, EAGER).argmax(-1)
+
+    def distinct_experts(self, inputs: ForwardInputs) -> list[int]:
+        """Experts that a step hits, of each MoE layer; runs the step."""
+        hit: list[int] = []
+
+        def count(x: Tensor, router: Tensor, *args: Tensor | int | bool) -> Tensor:
+            _, expert_ids = route(x, router, mlp.top_k, mlp.renormalise)
+            hit.append(len(expert_ids.unique()))
+            out: Tensor = original.moe_mlp(x, router, *args)
+            return out
+
+        layers = [b.mlp for b in self.model.blocks if isinstance(b, DecoderBlock)]
+        moe_layers = [mlp for mlp in layers if isinstance(mlp, MoeMlp)]
+        for mlp in moe_layers:
+            original = mlp.kernels
+            mlp.kernels = dataclasses.replace(original, moe_mlp=count)
+        self.run(inputs)
+        for mlp in moe_layers:
+            mlp.kernels = original
+        return hit
+
+    def step_bytes(self, batch: int, experts_hit: list[int]) -> int:
+        """What a decode step must move: weights (experts hit only), states twice, keys, values."""
+        config, plan = self.plan.model, self.plan
+        embedding = 0 if config.tie_word_embeddings else self.model.embedding.numel()
+        num_weights = sum(p.numel() for p in self.model.parameters()) - embedding
+        expert_size = 3 * config.moe_intermediate_size * config.hidden_size
+        num_weights -= sum(config.num_experts - count for count in experts_hit) * expert_size
+        state = math.prod(self.pools.state.shape[2:]) * self.pools.state.shape[0]
+        kv = 2 * math.prod(self.pools.keys.shape[3:]) * self.pools.keys.shape[0]
+        return (
+            num_weights * plan.dtype.itemsize
+            + 2 * batch * state * plan.state_dtype.itemsize
+            + batch * self.context * kv * plan.dtype.itemsize
+        )
+
+
+def build(geometry: str, batch: int, context: int) -> StepModel:
+    """The model on the GPU, its weights random."""
+    folder = GEOMETRIES / geometry
+    config = EngineConfig(
+        model_path=str(folder),
+        load_format="dummy",
+        device="cuda",
+        dtype="bfloat16",
+        max_running_requests=batch,
+        max_kv_tokens=batch * (context + EXTRA_TOKENS),
+    )
+    model_config = load_model_config(folder)
+    plan = make_plan(config, model_config, read_device_facts("cuda"), count_weights(model_config))
+    pools = allocate(plan)
+    return StepModel(plan, pools, load_model(plan, pools, has_progress=False), batch, context)

@@ -1,0 +1,52 @@
+"""The kernels that layers are built with: the torch references, or ours in Triton.
+
+A layer gets its set at construction, by the device it will run on. Both sets have the same
+functions with the same arguments; `graphs.kernels.*.reference` says what each one computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from graphs.kernels.gdn import decode as gdn_decode_ops
+from graphs.kernels.gdn import prefill as gdn_prefill_ops
+from graphs.kernels.gdn import reference as gdn_reference
+from graphs.kernels.linear import ops as linear_ops
+from graphs.kernels.linear import reference as linear_reference
+from graphs.kernels.moe import ops as moe_ops
+from graphs.kernels.moe import reference as moe_reference
+from graphs.kernels.norm import ops as norm_ops
+from graphs.kernels.norm import reference as norm_reference
+
+
+@dataclass(frozen=True)
+class KernelSet:
+    """One implementation of everything but attention, which is a backend of its own."""
+
+    linear: Callable[[Tensor, Tensor], Tensor]
+    gated_linear: Callable[[Tensor, Tensor], Tensor]
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    gdn_decode: Callable[..., Tensor]
+    gdn_prefill: Callable[..., tuple[Tensor, Tensor]]
+    moe_mlp: Callable[..., Tensor]
+
+
+TORCH_KERNELS = KernelSet(
+    linear=linear_reference.linear,
+    gated_linear=linear_reference.gated_linear,
+    add_rms_norm=norm_reference.add_rms_norm,
+    gdn_decode=gdn_reference.gdn_decode,
+    gdn_prefill=gdn_reference.gdn_prefill,
+    moe_mlp=moe_reference.moe_mlp,
+)
+TRITON_KERNELS = KernelSet(
+    linear=linear_ops.linear,
+    gated_linear=linear_ops.gated_linear,
+    add_rms_norm=norm_ops.add_rms_norm,
+    gdn_decode=gdn_decode_ops.gdn_decode,
+    gdn_prefill=gdn_prefill_ops.gdn_prefill,
+    moe_mlp=moe_ops.moe_mlp,
+)
