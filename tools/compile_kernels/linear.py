@@ -11,9 +11,9 @@ from graphs.kernels.linear.ops import gated_linear, linear, swiglu
 from graphs.kernels.norm.ops import add_rms_norm, rms_norm
 
 
-def empty(*shape: int) -> Tensor:
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Never read: the kernels are only compiled."""
-    return torch.empty(shape, dtype=torch.bfloat16)
+    return torch.empty(shape, dtype=dtype)
 
 
 def calls() -> Iterator[tuple[str, Callable[[], object]]]:
@@ -33,6 +33,13 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
                 gated_linear(x, empty(1024, 2048)),
                 linear(inner, empty(2048, 512)),
             ),
+        )
+    for num_rows, depth in ((1, 256), (1, 320), (8, 256)):
+        x = empty(num_rows, depth, dtype=torch.float32)
+        weight = empty(1536, depth, dtype=torch.float32)
+        yield (
+            f"fp32 products of {num_rows} rows of {depth}",
+            lambda x=x, weight=weight: (linear(x, weight), gated_linear(x, weight)),
         )
     yield "27B swiglu of 8192 rows", lambda: swiglu(empty(8192, 2 * 17408))
     yield (

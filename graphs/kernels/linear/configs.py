@@ -50,7 +50,7 @@ def matvec_config(num_rows: int, num_weight_rows: int, depth: int) -> MatvecConf
     num_warps = 2 if depth <= 1024 else 4
     if num_rows > 2:
         return MatvecConfig(num_warps, block_n=2, num_stages=3)
-    if num_weight_rows < 8192:
+    if num_weight_rows < 8192 and depth > 1024:
         return MatvecConfig(num_warps, block_n=2, num_stages=1)
     return MatvecConfig(num_warps, block_n=4, num_stages=1)
 
