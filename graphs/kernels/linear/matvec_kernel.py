@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator,assignment"
 """A few rows times a weight: every weight read once, products summed by fp32 multiply-adds.
 
 One program owns BLOCK_N rows of the weight. A block is as wide as all its warps' 16-byte loads,
