@@ -19,7 +19,7 @@ def route(x: Tensor, router: Tensor, top_k: int, renormalise: bool) -> tuple[Ten
     """The top_k experts of each row of x [T, hidden]: fp32 weights and int32 ids, [T, top_k].
 
     Best first; equal logits rank by expert id, lowest first. `renormalise` makes the weights
-    sum to 1.
+    sum to 1. Logits are in x's dtype, where the Triton op keeps fp32.
     """
     logits = F.linear(x, router).float()
     expert_ids = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]

@@ -89,9 +89,10 @@ def select_experts(
     for split in tl.static_range(SPLITS):
         p_split = p_logits[:, None] + split * split_stride + o_e[None, :]
         b_logits += tl.load(p_split, mask=m_e, other=0.0)
-    # Integers of the same order: negative floats flip their magnitude. -0.0 equals 0.0, and
-    # NaN comes last, but before what is already chosen, so that ids stay distinct and valid.
-    b_bits = tl.where(b_logits == 0.0, 0.0, b_logits).to(tl.int32, bitcast=True)
+    # Integers of the same order: negative floats flip their magnitude (a sum that starts from
+    # 0.0 is never -0.0). NaN comes last, but before what is already chosen, so that ids stay
+    # distinct and valid.
+    b_bits = b_logits.to(tl.int32, bitcast=True)
     b_keys = b_bits ^ ((b_bits >> 31) & 0x7FFFFFFF)
     b_keys = tl.where(b_logits == b_logits, b_keys, LOWEST + 1)
     b_keys = tl.where((o_e < NUM_EXPERTS)[None, :], b_keys, LOWEST)
