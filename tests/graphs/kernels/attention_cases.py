@@ -37,11 +37,12 @@ GEOMETRIES = {"27B": Heads(24, 4, 256, 64), "35B-A3B": Heads(16, 2, 256, 64)}
 
 
 def poison_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an op allocates starts as NaN. (The ops allocate nothing but floats.)"""
+    """What an op allocates starts as NaN. (They allocate nothing but floats.)"""
     empty = torch.empty
 
     def poisoned(*size: Any, **options: Any) -> Tensor:
-        return empty(*size, **options).fill_(float("nan"))
+        memory = empty(*size, **options)
+        return memory.fill_(float("nan")) if memory.is_floating_point() else memory
 
     monkeypatch.setattr(torch, "empty", poisoned)
 
@@ -121,7 +122,7 @@ def build_context(
 def random_qkv(heads: Heads, num_rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Rows of a qkv product, between NaN."""
     columns = 2 * (heads.num_q + heads.num_kv) * heads.dim
-    return between_nan(torch.randn(num_rows, columns)).to(device, dtype)[:, :columns]
+    return between_nan(torch.randn(num_rows, columns).to(device, dtype))
 
 
 def gates(heads: Heads, qkv: Tensor) -> Tensor:
