@@ -1,6 +1,6 @@
-"""Launch configurations of the attention kernels: plain functions of shapes, nothing measured here.
+"""Launch configurations of the attention kernels: plain functions of shapes.
 
-The figures behind them were measured on one H200 (see bench/kernels_attention.py).
+bench/kernels_attention.py times what they give.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def gate_and_store(b_out, out_ptr, o_out, qkv_ptr, o_gate, mask):
     tl.store(out_ptr + o_out, b_out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["page_table_stride", "num_splits"])
 def paged_decode_kernel(
     q_ptr,
     qkv_ptr,
@@ -99,7 +99,7 @@ def paged_decode_kernel(
         gate_and_store(b_acc, out_ptr, o_q, qkv_ptr, o_gate, m_md)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def combine_splits_kernel(
     partial_ptr,
     log_weight_ptr,

@@ -51,7 +51,7 @@ def store_halves(
     gate_and_store(b_high, out_ptr + HALF, o_out, qkv_ptr + HALF, o_gate, mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_requests", "num_chunks", "page_table_stride"])
 def paged_prefill_kernel(
     q_ptr,
     qkv_ptr,

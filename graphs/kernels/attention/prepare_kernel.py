@@ -88,7 +88,7 @@ def norm_rotate_store(
     tl.store(p_target + HALF + o_h, b_turned.to(target_ptr.dtype.element_ty), mask=m_half)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def prepare_qkv_kernel(
     qkv_ptr,
     q_norm_ptr,
