@@ -57,11 +57,9 @@ def matvec_kernel(
         row_ids = (0,)
     elif MROWS == 2:
         row_ids = (0, 1)
-    elif MROWS == 4:
-        row_ids = (0, 1, 2, 3)
     else:
-        tl.static_assert(MROWS == 8)
-        row_ids = (0, 1, 2, 3, 4, 5, 6, 7)
+        tl.static_assert(MROWS == 4)
+        row_ids = (0, 1, 2, 3)
     o_w = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_w = o_w < (2 * num_outputs if GATED else num_outputs)
     o_row = o_w // 2 + (o_w % 2) * num_outputs if GATED else o_w

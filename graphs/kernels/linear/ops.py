@@ -1,7 +1,8 @@
 """Products of rows with a weight: few rows by our own kernels, many by torch.
 
-Each op is bound by reading the weight as long as rows are few. A row of up to
-MAX_MATVEC_ROWS rows has the same bits as that row alone.
+Each op is bound by reading the weight as long as rows are few. A row's bits do not depend on the
+rows beside it as long as the same kernel takes them: up to `max_matvec_rows` rows, and from
+there up to `max_own_rows`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from graphs.kernels.linear.configs import (
     MatvecConfig,
     few_rows_config,
     matvec_config,
-    max_few_rows,
+    max_matvec_rows,
+    max_own_rows,
     pad_rows,
 )
 from graphs.kernels.linear.few_rows_kernel import few_rows_kernel
@@ -68,20 +70,19 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 def use_own_kernels(x: Tensor, weight: Tensor) -> bool:
     """Whether the rows are few enough (and there are any)."""
-    num_rows = x.shape[0]
-    most = max(MAX_MATVEC_ROWS, max_few_rows(weight.shape[0], weight.shape[1], x.element_size()))
-    return 0 < num_rows <= most and x.stride(1) == 1
+    most = max_own_rows(weight.shape[0], weight.shape[1], x.element_size())
+    return 0 < x.shape[0] <= most and x.stride(1) == 1
 
 
 def multiply_few_rows(x: Tensor, weight: Tensor, out: Tensor, *, is_gated: bool) -> None:
     """Write the product into out [M, N], or with is_gated its swiglu into out [M, N / 2]."""
     num_rows, depth = x.shape
-    if num_rows <= MAX_MATVEC_ROWS:
+    if num_rows <= max_matvec_rows(weight.shape[0], depth):
         padded = pad_rows(num_rows, 1, MAX_MATVEC_ROWS)
         config = matvec_config(padded, weight.shape[0], depth)
         launch_matvec(x, weight, out, config, is_gated=is_gated)
     else:
-        few_rows = few_rows_config(weight.shape[0], depth)
+        few_rows = few_rows_config(weight.shape[0], is_gated=is_gated)
         launch_few_rows(x, weight, out, few_rows, is_gated=is_gated)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from graphs.kernels.linear import reference
-from graphs.kernels.linear.configs import MAX_FEW_ROWS, MAX_MATVEC_ROWS
+from graphs.kernels.linear.configs import max_matvec_rows, max_own_rows
 from graphs.kernels.linear.ops import gated_linear, linear, multiply_few_rows, swiglu
 from tests.tolerances import KERNEL_BF16_RTOL, KERNEL_FP32_RTOL
 
@@ -23,7 +23,7 @@ TOLERANCES = {
 AWKWARD_SIZES = [(1, 65, 500), (2, 1, 63), (3, 63, 1), (8, 7, 1500), (9, 65, 500), (65, 63, 65)]
 REAL_SIZES = [(1, 16480, 5120), (4, 5120, 17408), (8, 1024, 2048), (16, 14336, 5120)]
 INTERPRETED_DTYPES = [torch.float32, torch.float16]  # the interpreter cuts bf16 off, unrounded
-BITWISE_WEIGHTS = [(16480, 5120), (34816, 5120), (5120, 17408), (1024, 2048), (2048, 512)]
+BITWISE_WEIGHTS = [(16480, 5120), (34816, 5120), (5120, 17408), (12352, 2048), (2048, 4096)]
 
 
 @pytest.fixture(autouse=True)
@@ -74,10 +74,11 @@ def check_gated_linear(
 def check_row_bits(
     num_weight_rows: int, depth: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    x, weight = random_operands(MAX_MATVEC_ROWS, num_weight_rows, depth, dtype, device)
+    most = max_matvec_rows(num_weight_rows, depth)
+    x, weight = random_operands(most, num_weight_rows, depth, dtype, device)
     for multiply in (linear, gated_linear):
         alone = torch.cat([multiply(row[None], weight) for row in x])
-        for num_rows in (2, 3, 4, 5, 8):
+        for num_rows in range(2, most + 1):
             assert torch.equal(multiply(x[:num_rows], weight), alone[:num_rows]), num_rows
 
 
@@ -125,14 +126,14 @@ def test_swiglu_matches_fp64(
 
 
 def test_a_row_has_the_same_bits_whatever_the_rows_beside_it(device: torch.device) -> None:
-    """E7: up to MAX_MATVEC_ROWS rows. Oracle: each row multiplied alone, bit for bit."""
+    """E7: the matrix-vector kernel. Oracle: each row multiplied alone, bit for bit."""
     check_row_bits(6, 1030, torch.float16, device)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("num_weight_rows", "depth"), BITWISE_WEIGHTS)
 def test_a_row_has_the_same_bits_at_real_sizes(num_weight_rows: int, depth: int) -> None:
-    """E7: up to MAX_MATVEC_ROWS rows. Oracle: each row multiplied alone, bit for bit."""
+    """E7: the matrix-vector kernel. Oracle: each row multiplied alone, bit for bit."""
     check_row_bits(num_weight_rows, depth, torch.bfloat16, torch.device("cuda"))
 
 
@@ -142,16 +143,15 @@ def test_a_row_has_the_same_bits_at_real_sizes(num_weight_rows: int, depth: int)
 def test_rows_on_the_matrix_units_have_the_same_bits(
     num_weight_rows: int, depth: int, is_gated: bool
 ) -> None:
-    """E7: the range above MAX_MATVEC_ROWS. Oracle: the product of all MAX_FEW_ROWS rows."""
+    """E7: few rows, as many as are ours. Oracle: the product of the most of them, bit for bit."""
     device = torch.device("cuda")
-    x, weight = random_operands(MAX_FEW_ROWS, num_weight_rows, depth, torch.bfloat16, device)
-    width = num_weight_rows // 2 if is_gated else num_weight_rows
-    together = torch.empty(MAX_FEW_ROWS, width, dtype=x.dtype, device=device)
-    multiply_few_rows(x, weight, together, is_gated=is_gated)
-    for num_rows in (MAX_MATVEC_ROWS + 1, 16, 17, 32, 33):
-        out = torch.empty(num_rows, width, dtype=x.dtype, device=device)
-        multiply_few_rows(x[:num_rows], weight, out, is_gated=is_gated)
-        assert torch.equal(out, together[:num_rows]), num_rows
+    first = max_matvec_rows(num_weight_rows, depth) + 1
+    most = max_own_rows(num_weight_rows, depth, itemsize=2)
+    x, weight = random_operands(most, num_weight_rows, depth, torch.bfloat16, device)
+    multiply = gated_linear if is_gated else linear
+    together = multiply(x, weight)
+    for num_rows in {first, 8, 16, 17, 32, 33, most} & set(range(first, most + 1)):
+        assert torch.equal(multiply(x[:num_rows], weight), together[:num_rows]), num_rows
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 5, 9])
