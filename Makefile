@@ -23,7 +23,7 @@ OUT ?=
 ARGS ?=
 MODEL_FLAG = $(if $(MODEL),--model-path "$(MODEL)")
 
-.PHONY: help setup serve batch bench test gpu-test test-e2e check fmt fmt-check lint types imports clean
+.PHONY: help setup serve batch bench test gpu-test gpu-sanitize test-e2e check fmt fmt-check lint types imports clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  \1\t/' | expand -t 14
@@ -61,7 +61,13 @@ test: $(TEST_READY) ## the tests that need no GPU
 	$(PYTHON) -m pytest $(ARGS)
 
 gpu-test: $(TEST_READY) ## the tests that need a CUDA GPU
-	$(PYTHON) -m pytest -m gpu tests/engine tests/graphs tests/contract $(ARGS)
+	$(PYTHON) -m pytest -m gpu tests/engine tests/graphs tests/contract --ignore tests/engine/test_cuda.py $(ARGS)
+	$(PYTHON) -m pytest -m gpu tests/engine/test_cuda.py
+
+gpu-sanitize: $(TEST_READY) ## compute-sanitizer over the small kernel tests; needs a CUDA GPU
+	for tool in memcheck racecheck; do PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool \
+		--target-processes all --error-exitcode 9 \
+		$(PYTHON) -m pytest -m gpu tests/graphs/kernels -k "not real_sizes and not compiled" $(ARGS) || exit 1; done
 
 test-e2e: $(TEST_READY) ## fresh clone, real servers, real client; takes minutes
 	$(PYTHON) -m pytest -m e2e $(ARGS)

@@ -90,7 +90,7 @@ class LLM:
         max_model_len: int | None = None,
         device: str = "auto",
         num_threads: int | None = None,
-        compile: str = "on",
+        compile: str = "auto",
         attention_backend: str = "auto",
         state_dtype: str = "float32",
         page_size: int = 64,

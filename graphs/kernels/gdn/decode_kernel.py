@@ -97,8 +97,8 @@ def gdn_decode_kernel(
     projected_stride,
     conv_slot_stride,
     state_slot_stride,
-    eps,
-    q_scale,
+    EPS: tl.constexpr,
+    Q_SCALE: tl.constexpr,
     H: tl.constexpr,
     HV: tl.constexpr,
     K: tl.constexpr,
@@ -148,7 +148,7 @@ def gdn_decode_kernel(
     tl.store(new_row_ptr + q_channels, raw_q, mask=is_k & owns_qk)
     tl.store(new_row_ptr + k_channels, raw_k, mask=is_k & owns_qk)
     tl.store(new_row_ptr + v_channels, raw_v, mask=is_v)
-    q, k, v = unit_length(q) * q_scale, unit_length(k), v.to(tl.float32)
+    q, k, v = unit_length(q) * Q_SCALE, unit_length(k), v.to(tl.float32)
     gate_row_ptr = row_ptr + NUM_CHANNELS + HV * V
     decay, beta = gates(
         tl.load(gate_row_ptr + HV + v_head),
@@ -174,13 +174,13 @@ def gdn_decode_kernel(
         stored = following
     z = tl.load(row_ptr + NUM_CHANNELS + v_head * V + v_offsets, mask=is_v, other=0.0)
     norm_weight = tl.load(norm_weight_ptr + v_offsets, mask=is_v, other=0.0)
-    y = gated_norm(o, z, norm_weight, eps, V)
+    y = gated_norm(o, z, norm_weight, EPS, V)
     tl.store(out_ptr + out_offsets, y, mask=is_v)
 
 
 @triton.jit
-def gated_norm(o, z, norm_weight, eps, V: tl.constexpr):
+def gated_norm(o, z, norm_weight, EPS: tl.constexpr, V: tl.constexpr):
     """RMS norm of all V values of o (zero where masked), times weight and silu(z); fp32."""
     mean_square = tl.sum(tl.sum(o * o, axis=1), axis=0) / V
     z = z.to(tl.float32)
-    return o * tl.rsqrt(mean_square + eps) * norm_weight.to(tl.float32) * z * tl.sigmoid(z)
+    return o * tl.rsqrt(mean_square + EPS) * norm_weight.to(tl.float32) * z * tl.sigmoid(z)
