@@ -74,11 +74,11 @@ class ModelDriver:
 
     def __init__(self, folder: Path, setting: Setting = TORCH_ON_CPU) -> None:
         self.device = setting.device
-        self.model, pools = empty_model(load_model_config(folder), setting)
+        self.model, self.pools = empty_model(load_model_config(folder), setting)
         load_weights(folder, partial(plan_weights, self.model), self.device, progress=False)
         generator = torch.Generator().manual_seed(5)
-        self.free_pages = (1 + torch.randperm(pools.num_pages, generator=generator)).tolist()
-        self.free_slots = (1 + torch.randperm(pools.num_slots, generator=generator)).tolist()
+        self.free_pages = (1 + torch.randperm(self.pools.num_pages, generator=generator)).tolist()
+        self.free_slots = (1 + torch.randperm(self.pools.num_slots, generator=generator)).tolist()
 
     def start(self, prompt: Sequence[int]) -> DrivenRequest:
         """A request with all its pages, nothing of it computed yet."""
