@@ -15,7 +15,8 @@ def log_gates(a, b, a_log, dt_bias):
     # log(1 + e) as accurate for small e as for large: log1p is not there for the interpreter.
     grown = tl.exp(tl.minimum(shifted, 20.0))
     rounded = 1.0 + grown
-    log1p = tl.where(rounded == 1.0, grown, tl.log(rounded) * (grown / (rounded - 1.0)))
+    excess = tl.where(rounded == 1.0, 1.0, rounded - 1.0)
+    log1p = tl.where(rounded == 1.0, grown, tl.log(rounded) * (grown / excess))
     softplus = tl.where(shifted > 20.0, shifted, log1p)
     return -tl.exp(a_log) * softplus, tl.sigmoid(b.to(tl.float32))
 
