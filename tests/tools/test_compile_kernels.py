@@ -48,7 +48,10 @@ def entry_kernels() -> set[str]:
 
 
 def test_every_kernel_compiles_and_fits(tmp_path: Path) -> None:
-    """E2: compiled at real sizes. Oracle: ptxas, and the kernels named in the source."""
+    """E2: compiled at real sizes; not a byte of spills is allowed to any of them.
+
+    Oracle: ptxas, and the kernels named in the source.
+    """
     table = tmp_path / "kernels.json"
     result = run_module("tools.compile_kernels", "--jobs", "2", "--json", str(table))
     assert table.exists(), result.stderr[-4000:]
