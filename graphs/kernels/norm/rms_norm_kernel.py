@@ -6,11 +6,11 @@ import triton.language as tl
 
 
 @triton.jit
-def normalise(b_x, p_weight, m_d, width, eps):
+def normalise(b_x, p_weight, m_d, width, EPS: tl.constexpr):
     """b_x [rows, D] fp32, zero outside m_d, times rsqrt(mean square + eps) * (1 + weight)."""
     b_mean = tl.sum(b_x * b_x, axis=1) / width
     b_weight = tl.load(p_weight, mask=m_d, other=0.0).to(tl.float32)
-    return b_x * tl.rsqrt(b_mean + eps)[:, None] * (1.0 + b_weight)
+    return b_x * tl.rsqrt(b_mean + EPS)[:, None] * (1.0 + b_weight)
 
 
 @triton.jit
@@ -21,7 +21,7 @@ def rms_norm_kernel(
     num_rows,
     width,
     stride_x,
-    eps,
+    EPS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
@@ -31,7 +31,7 @@ def rms_norm_kernel(
     m_d = o_d < width
     m_x = (o_m < num_rows) & m_d
     b_x = tl.load(x_ptr + o_m * stride_x + o_d, mask=m_x, other=0.0).to(tl.float32)
-    b_out = normalise(b_x, weight_ptr + o_d, m_d, width, eps)
+    b_out = normalise(b_x, weight_ptr + o_d, m_d, width, EPS)
     tl.store(out_ptr + o_m * width + o_d, b_out, mask=m_x)
 
 
@@ -46,7 +46,7 @@ def add_rms_norm_kernel(
     width,
     stride_x,
     stride_residual,
-    eps,
+    EPS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
@@ -59,5 +59,5 @@ def add_rms_norm_kernel(
     b_residual = tl.load(residual_ptr + o_m * stride_residual + o_d, mask=m_x, other=0.0)
     b_sum = (b_residual.to(tl.float32) + b_x.to(tl.float32)).to(b_residual.dtype)
     tl.store(sum_ptr + o_m * width + o_d, b_sum, mask=m_x)
-    b_normed = normalise(b_sum.to(tl.float32), weight_ptr + o_d, m_d, width, eps)
+    b_normed = normalise(b_sum.to(tl.float32), weight_ptr + o_d, m_d, width, EPS)
     tl.store(normed_ptr + o_m * width + o_d, b_normed, mask=m_x)
