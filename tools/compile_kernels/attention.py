@@ -25,7 +25,7 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
             yield f"{label} prepare", partial(prepare, *sizes, dtype)
             yield f"{label} decode", partial(decode, *sizes, dtype, 2, 1)
             if dtype == torch.bfloat16:
-                yield f"{label} decode, one split", partial(decode, *sizes, dtype, 256, 1)
+                yield f"{label} decode, many requests", partial(decode, *sizes, dtype, 256, 1)
                 yield f"{label} verify", partial(decode, *sizes, dtype, 2, 4)
             yield f"{label} prefill", partial(prefill, *sizes, dtype)
 
@@ -62,7 +62,7 @@ def prepare(num_q_heads: int, num_kv_heads: int, dtype: torch.dtype) -> None:
 def decode(
     num_q_heads: int, num_kv_heads: int, dtype: torch.dtype, num_requests: int, num_rows: int
 ) -> None:
-    """Decode or verify; many requests leave no room for splits."""
+    """Decode or verify; many requests split only long contexts."""
     ops.paged_decode_attention(
         torch.empty(num_requests * num_rows, num_q_heads, HEAD_DIM, dtype=dtype),
         rows(num_requests * num_rows, num_q_heads, num_kv_heads, dtype),

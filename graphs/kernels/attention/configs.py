@@ -10,31 +10,42 @@ from dataclasses import dataclass
 import torch
 
 NUM_SMS = 132
-MAX_SPLITS = 256
+MAX_PROGRAMS = 32 * NUM_SMS
+FEW_PAIRS = 8
 
 
 @dataclass(frozen=True)
 class PrepareConfig:
     """Rows of one program."""
 
-    block_t: int = 8
-    num_warps: int = 4
+    block_t: int = 4
+    num_warps: int = 1
 
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """`block_n` tokens a tile; the splits fill `num_programs`, of at least `min_tiles` tiles each.
+    """`block_n` tokens a tile.
 
-    `block_s` splits by `block_d` dims are combined at once.
+    Contexts are split until they fill `num_programs`; beyond that, where page tables have room
+    for contexts of several `long_tokens`, until a batch has `max_programs`.
+    A program of the combine kernel adds up to `block_s` splits, the most there are, of `block_d`
+    dims.
     """
 
     block_n: int
     num_warps: int
     num_stages: int
     num_programs: int
-    min_tiles: int = 1
+    max_programs: int = 0
+    long_tokens: int = 2048
+    short_tokens: int = 1024
     block_s: int = 64
-    block_d: int = 64
+    block_d: int = 32
+    combine_warps: int = 1
+    is_eager: bool = False
+    is_strided: bool = True
+    is_ordered: bool = True
+    starts_early: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,27 +65,47 @@ def pad_to_power_of_two(size: int, smallest: int = 16) -> int:
     return max(smallest, 1 << (size - 1).bit_length())
 
 
-def decode_config(dtype: torch.dtype, head_dim: int, num_packed_rows: int) -> DecodeConfig:
-    """`num_packed_rows`: query heads of one key/value head times rows of one request."""
+def decode_config(
+    dtype: torch.dtype, head_dim: int, num_packed_rows: int, num_pairs: int
+) -> DecodeConfig:
+    """For `num_pairs` (request, key/value head)s.
+
+    `num_packed_rows`: query heads of one key/value head times rows of one request.
+    """
+    is_eager = bool(num_pairs <= FEW_PAIRS)
     if dtype == torch.float32:
         num_warps = pad_to_power_of_two(num_packed_rows) // 4
-        return DecodeConfig(16, num_warps, 2, num_programs=2 * NUM_SMS, block_s=32)
+        return DecodeConfig(16, num_warps, 2, 2 * NUM_SMS, is_eager=is_eager)
     if num_packed_rows > 32:
-        return DecodeConfig(block_n=64, num_warps=8, num_stages=2, num_programs=NUM_SMS)
-    if head_dim > 128:
-        return DecodeConfig(block_n=32, num_warps=4, num_stages=3, num_programs=2 * NUM_SMS)
-    return DecodeConfig(block_n=64, num_warps=4, num_stages=3, num_programs=2 * NUM_SMS)
+        return DecodeConfig(64, 8, 2, NUM_SMS, MAX_PROGRAMS, is_eager=is_eager)
+    if head_dim <= 128:
+        return DecodeConfig(64, 4, 3, 2 * NUM_SMS, MAX_PROGRAMS, is_eager=is_eager)
+    if num_packed_rows <= 16 and is_eager:  # a program an SM: half the partial results of two
+        return DecodeConfig(64, 4, 3, NUM_SMS, MAX_PROGRAMS, is_eager=True)
+    return DecodeConfig(32, 4, 3, 2 * NUM_SMS, MAX_PROGRAMS, is_eager=is_eager)
 
 
 def num_decode_splits(config: DecodeConfig, num_pairs: int, max_tokens: int) -> int:
-    """Splits of the context of each of `num_pairs` (request, key/value head)s.
+    """Splits of the context of each of `num_pairs` (request, key/value head)s, at most.
 
     From shapes only: max_tokens is what the page table has room for. Both may be symbolic.
     """
-    tokens_per_split = config.block_n * config.min_tiles
-    most = torch.sym_min((max_tokens + tokens_per_split - 1) // tokens_per_split, MAX_SPLITS)
-    splits: int = torch.sym_max(torch.sym_min(config.num_programs // num_pairs, most), 1)
-    return splits
+    max_tiles = torch.sym_max((max_tokens + config.block_n - 1) // config.block_n, 1)
+    for_long = torch.sym_min(max_tokens // config.long_tokens, config.max_programs // num_pairs)
+    splits = torch.sym_max(torch.sym_max(config.num_programs // num_pairs, for_long), 1)
+    splits = torch.sym_min(torch.sym_min(splits, config.block_s), max_tiles)
+    # The fewest with the same longest split.
+    longest = (max_tiles + splits - 1) // splits
+    fewest: int = (max_tiles + longest - 1) // longest
+    return fewest
+
+
+def least_tiles(config: DecodeConfig, num_pairs: int) -> int:
+    """Tiles a split is worth: where all contexts are of `short_tokens`, they fill the GPU once."""
+    tiles = config.short_tokens * num_pairs // (config.num_programs * config.block_n)
+    most = max(config.short_tokens // config.block_n, 1)
+    least: int = torch.sym_max(torch.sym_min(tiles, most), 1)
+    return least
 
 
 def prefill_config(dtype: torch.dtype, head_dim: int) -> PrefillConfig:

@@ -4,6 +4,10 @@
 A program holds all query heads and rows of one (request, key/value head), so that a tile of
 keys and values is read once. Each split leaves a normalised result and the logarithm of its
 weight; the combine kernel adds them up in split order, so runs repeat bit by bit.
+
+IS_EAGER, for few programs: every split leaves something, and the combine kernel loads them all
+without asking how many a context has used. Otherwise it looks, and a context of one split has
+been written out already.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ import triton
 import triton.language as tl
 
 from graphs.kernels.attention.tile_kernel import LOWEST, attend_tile, load_pages
+
+NOTHING = tl.constexpr(float("-inf"))  # the log weight of a split that has seen no token
 
 
 @triton.jit
@@ -22,7 +28,18 @@ def gate_and_store(b_out, out_ptr, o_out, qkv_ptr, o_gate, mask):
     tl.store(out_ptr + o_out, b_out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["page_table_stride", "num_splits"])
+@triton.jit
+def count_splits(num_tiles, num_splits, min_tiles):
+    """How many of num_splits a context uses, one at least; several have min_tiles or more each.
+
+    The fewest with the same longest split: 16 tiles over 5 splits are 4 splits of 4 tiles.
+    """
+    num_used = tl.maximum(tl.minimum(num_splits, num_tiles // min_tiles), 1)
+    longest = tl.maximum(tl.cdiv(num_tiles, num_used), 1)
+    return tl.maximum(tl.cdiv(num_tiles, longest), 1)
+
+
+@triton.jit(do_not_specialize=["num_table_pages", "page_table_stride", "num_splits", "min_tiles"])
 def paged_decode_kernel(
     q_ptr,
     qkv_ptr,
@@ -34,9 +51,11 @@ def paged_decode_kernel(
     log_weight_ptr,
     out_ptr,
     qkv_stride,
+    num_table_pages,
     page_table_stride,
     num_splits,
-    scale,
+    min_tiles,
+    SCALE: tl.constexpr,
     H: tl.constexpr,
     G: tl.constexpr,
     ROWS: tl.constexpr,
@@ -45,53 +64,63 @@ def paged_decode_kernel(
     M_PAD: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    MIN_TILES: tl.constexpr,
-    IS_SPLIT: tl.constexpr,
+    IS_STRIDED: tl.constexpr,
+    IS_EAGER: tl.constexpr,
+    STARTS_NEXT: tl.constexpr,
 ):
     # Neighbours read the heads of the same tokens: one stretch of memory.
     i_h = tl.program_id(0) % H
     i_split = (tl.program_id(0) // H) % num_splits
     i_r = (tl.program_id(0) // (H * num_splits)).to(tl.int64)
     context_len = tl.load(context_lens_ptr + i_r).to(tl.int32)
-    num_tiles = tl.cdiv(context_len, BLOCK_N)
-    num_used = tl.maximum(tl.minimum(num_splits, tl.cdiv(num_tiles, MIN_TILES)), 1)
-    first_tile = tl.minimum(i_split * num_tiles // num_used, num_tiles)
-    end_tile = tl.minimum((i_split + 1) * num_tiles // num_used, num_tiles)
-
     o_m = tl.arange(0, M_PAD)
     o_d = tl.arange(0, D_PAD)
     o_row = i_r * ROWS + o_m // G
     o_head = i_h * G + o_m % G
-    o_partial = (o_row * (H * G) + o_head) * num_splits + i_split
-    if IS_SPLIT and i_split >= num_used:  # a short context has fewer splits
-        p_log_weight = log_weight_ptr + o_partial
-        tl.store(p_log_weight, tl.full([M_PAD], float("-inf"), tl.float32), mask=o_m < ROWS * G)
-        return
-
     m_md = (o_m < ROWS * G)[:, None] & (o_d < D)[None, :]
     o_q = (o_row * (H * G) + o_head)[:, None] * D + o_d[None, :]
+    # Loads that need not wait for context_len go before the first use of it.
     b_q = tl.load(q_ptr + o_q, mask=m_md, other=0.0)
-    b_visible = context_len - ROWS + 1 + o_m // G
+    p_table = page_table_ptr + i_r * page_table_stride
+    if IS_STRIDED:  # split i takes tiles i, i + num_used, ...
+        table_tokens = num_table_pages * PAGE_SIZE
+        pages = load_pages(p_table, i_split * BLOCK_N, table_tokens, PAGE_SIZE, BLOCK_N)
+    if STARTS_NEXT:
+        tl.extra.cuda.gdc_launch_dependents()
 
+    num_tiles = tl.cdiv(context_len, BLOCK_N)
+    num_used = count_splits(num_tiles, num_splits, min_tiles)
+    o_partial = (o_row * (H * G) + o_head) * num_splits + i_split
+    if i_split >= num_used:
+        if IS_EAGER:
+            p_log_weight = log_weight_ptr + o_partial
+            tl.store(p_log_weight, tl.full([M_PAD], NOTHING, tl.float32), mask=o_m < ROWS * G)
+        return
+    if IS_STRIDED:
+        first_tile, end_tile, step = i_split, num_tiles, num_used
+    else:
+        tiles = tl.cdiv(num_tiles, num_used)
+        first_tile, step = i_split * tiles, 1
+        end_tile = tl.minimum(first_tile + tiles, num_tiles)
+        pages = load_pages(p_table, first_tile * BLOCK_N, context_len, PAGE_SIZE, BLOCK_N)
+    b_visible = context_len - ROWS + 1 + o_m // G
     b_max = tl.full([M_PAD], LOWEST, tl.float32)
     b_sum = tl.zeros([M_PAD], tl.float32)
     b_acc = tl.zeros([M_PAD, D_PAD], tl.float32)
-    p_table = page_table_ptr + i_r * page_table_stride
-    pages = load_pages(p_table, first_tile * BLOCK_N, context_len, PAGE_SIZE, BLOCK_N)
-    for i_tile in range(first_tile, end_tile):
-        first_token = i_tile * BLOCK_N
-        next_pages = load_pages(p_table, first_token + BLOCK_N, context_len, PAGE_SIZE, BLOCK_N)
+    for i_tile in range(first_tile, end_tile, step):
+        next_token = (i_tile + step) * BLOCK_N
+        next_pages = load_pages(p_table, next_token, context_len, PAGE_SIZE, BLOCK_N)
         b_max, b_sum, b_acc = attend_tile(
             b_q, b_max, b_sum, b_acc, b_visible,
             k_pool_ptr + i_h * D, v_pool_ptr + i_h * D,
-            pages, first_token, context_len, scale, H, D, D_PAD, PAGE_SIZE, BLOCK_N, True,
+            pages, i_tile * BLOCK_N, context_len, SCALE, H, D, D_PAD, PAGE_SIZE, BLOCK_N, True,
         )  # fmt: skip
         pages = next_pages
-    has_seen = b_sum > 0.0  # a verify row may see nothing of the last split
+    has_seen = b_sum > 0.0  # a verify row may see nothing of a split
     b_sum = tl.where(has_seen, b_sum, 1.0)
     b_acc *= (1.0 / b_sum)[:, None]
-    if IS_SPLIT:
-        b_log_weight = tl.where(has_seen, b_max + tl.log2(b_sum), float("-inf"))
+    if IS_EAGER or num_used > 1:
+        b_log_weight = tl.where(has_seen, b_max + tl.log2(b_sum), NOTHING)
         tl.store(log_weight_ptr + o_partial, b_log_weight, mask=o_m < ROWS * G)
         tl.store(partial_ptr + o_partial[:, None] * D + o_d[None, :], b_acc, mask=m_md)
     else:
@@ -99,42 +128,56 @@ def paged_decode_kernel(
         gate_and_store(b_acc, out_ptr, o_q, qkv_ptr, o_gate, m_md)
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(do_not_specialize=["num_splits", "min_tiles"])
 def combine_splits_kernel(
     partial_ptr,
     log_weight_ptr,
+    context_lens_ptr,
     qkv_ptr,
     out_ptr,
     qkv_stride,
     num_splits,
+    min_tiles,
     HQ: tl.constexpr,
+    ROWS: tl.constexpr,
     D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    IS_EAGER: tl.constexpr,
+    IS_ORDERED: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
 ):
-    """One program per (row, query head, block of dims)."""
+    """One program per (row, query head, block of dims).
+
+    STARTS_EARLY: launched while paged_decode_kernel runs.
+    """
     NUM_BLOCKS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
     i_head = (tl.program_id(0) // NUM_BLOCKS).to(tl.int64)  # over rows and heads
     o_d = (tl.program_id(0) % NUM_BLOCKS) * BLOCK_D + tl.arange(0, BLOCK_D)
     m_d = o_d < D
-    b_max = LOWEST
-    b_sum = 0.0
-    b_acc = tl.zeros([BLOCK_D], tl.float32)
-    for first in range(0, num_splits, BLOCK_S):
-        o_s = first + tl.arange(0, BLOCK_S)
-        m_s = o_s < num_splits
-        o_partial = i_head * num_splits + o_s
-        p_partial = partial_ptr + o_partial[:, None] * D + o_d[None, :]
-        b_partial = tl.load(p_partial, mask=m_s[:, None] & m_d[None, :], other=0.0)
-        b_log_weight = tl.load(log_weight_ptr + o_partial, mask=m_s, other=float("-inf"))
-        b_new_max = tl.maximum(b_max, tl.max(b_log_weight, axis=0))
-        b_decay = tl.exp2(b_max - b_new_max)
-        b_weight = tl.exp2(b_log_weight - b_new_max)
-        b_sum = b_sum * b_decay + tl.sum(b_weight, axis=0)
-        # Splits without tokens have written no result.
-        b_partial = tl.where(b_weight[:, None] > 0.0, b_partial, 0.0)
-        b_acc = b_acc * b_decay + tl.sum(b_partial * b_weight[:, None], axis=0)
-        b_max = b_new_max
-    b_out = b_acc / tl.where(b_sum > 0.0, b_sum, 1.0)
-    o_gate = (i_head // HQ) * qkv_stride + (2 * (i_head % HQ) + 1) * D + o_d
-    gate_and_store(b_out, out_ptr, i_head * D + o_d, qkv_ptr, o_gate, m_d)
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_wait()
+    num_used = num_splits
+    if not IS_EAGER:
+        context_len = tl.load(context_lens_ptr + i_head // (HQ * ROWS)).to(tl.int32)
+        num_used = count_splits(tl.cdiv(context_len, BLOCK_N), num_splits, min_tiles)
+        if num_used == 1:  # written out already
+            return
+    o_s = tl.arange(0, BLOCK_S)
+    m_s = o_s < num_used
+    # IS_ORDERED keeps the compiler from waiting for the weights before it loads the partials.
+    p_partial = partial_ptr + i_head * num_splits * D + (o_s[:, None] * D + o_d[None, :])
+    m_sd = m_s[:, None] & m_d[None, :]
+    b_partial = tl.load(p_partial, mask=m_sd, other=0.0, volatile=IS_ORDERED)
+    p_gate = qkv_ptr + ((i_head // HQ) * qkv_stride + (2 * (i_head % HQ) + 1) * D) + o_d
+    b_gate = tl.load(p_gate, mask=m_d, other=0.0, volatile=IS_ORDERED).to(tl.float32)
+    p_log_weight = log_weight_ptr + i_head * num_splits + o_s
+    b_log_weight = tl.load(p_log_weight, mask=m_s, other=NOTHING, volatile=IS_ORDERED)
+    b_weight = tl.exp2(b_log_weight - tl.maximum(tl.max(b_log_weight, axis=0), LOWEST))
+    b_sum = tl.sum(b_weight, axis=0)
+    # What a split that sees nothing has written, or left unwritten, may be NaN.
+    b_partial = tl.where(b_weight[:, None] > 0.0, b_partial, 0.0)
+    b_acc = tl.sum(b_partial * b_weight[:, None], axis=0)
+    b_out = b_acc / (tl.where(b_sum > 0.0, b_sum, 1.0) * (1.0 + tl.exp(-b_gate)))
+    tl.store(out_ptr + i_head * D + o_d, b_out.to(out_ptr.dtype.element_ty), mask=m_d)

@@ -21,6 +21,7 @@ from graphs.kernels.attention.configs import (
     PrepareConfig,
     decode_config,
     heads_per_program,
+    least_tiles,
     num_decode_splits,
     pad_to_power_of_two,
     prefill_config,
@@ -85,7 +86,7 @@ def launch_prepare(
         q,
         num_rows,
         qkv.stride(0),
-        eps,
+        EPS=float(eps),
         HQ=num_q_heads,
         H=num_kv_heads,
         D=head_dim,
@@ -115,10 +116,12 @@ def paged_decode_attention(
     """
     num_rows, num_q_heads, head_dim = q.shape
     out = torch.empty(num_rows, num_q_heads * head_dim, dtype=q.dtype, device=q.device)
-    packed_rows = num_q_heads // k_pool.shape[2] * rows_per_request
+    num_kv_heads = k_pool.shape[2]
+    packed_rows = num_q_heads // num_kv_heads * rows_per_request
+    num_pairs = context_lens.shape[0] * num_kv_heads
     launch_decode(
         q, qkv, (k_pool, v_pool), page_table, context_lens, rows_per_request, out,
-        decode_config(q.dtype, head_dim, packed_rows),
+        decode_config(q.dtype, head_dim, packed_rows, num_pairs),
     )  # fmt: skip
     return out
 
@@ -140,23 +143,24 @@ def launch_decode(
     group_size = num_q_heads // num_kv_heads
     num_pairs = num_requests * num_kv_heads
     num_splits = num_decode_splits(config, num_pairs, num_table_pages * page_size)
+    min_tiles = least_tiles(config, num_pairs)
     is_split = num_splits > 1
-    num_partials = num_rows * num_q_heads * num_splits if is_split else 0
-    partial = torch.empty(num_partials, head_dim, dtype=torch.float32, device=q.device)
-    log_weights = torch.empty(num_partials, dtype=torch.float32, device=q.device)
+    is_eager = is_split and config.is_eager
+    partials = empty_partials(q, num_splits if is_split else 0)
     launch(paged_decode_kernel)[(num_pairs * num_splits,)](
         q,
         qkv,
         *pools,
         page_table,
         context_lens,
-        partial,
-        log_weights,
+        *partials,
         out,
         qkv.stride(0),
+        num_table_pages,
         page_table.stride(0),
         num_splits,
-        head_dim**-0.5 * math.log2(math.e),
+        min_tiles,
+        SCALE=head_dim**-0.5 * math.log2(math.e),
         H=num_kv_heads,
         G=group_size,
         ROWS=rows_per_request,
@@ -165,26 +169,40 @@ def launch_decode(
         M_PAD=pad_to_power_of_two(group_size * rows_per_request),
         PAGE_SIZE=page_size,
         BLOCK_N=config.block_n,
-        MIN_TILES=config.min_tiles,
-        IS_SPLIT=is_split,
+        IS_STRIDED=config.is_strided,
+        IS_EAGER=is_eager,
+        STARTS_NEXT=config.starts_early,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
     if is_split:
         num_dim_blocks = -(-head_dim // config.block_d)
         launch(combine_splits_kernel)[(num_rows * num_q_heads * num_dim_blocks,)](
-            partial,
-            log_weights,
+            *partials,
+            context_lens,
             qkv,
             out,
             qkv.stride(0),
             num_splits,
+            min_tiles,
             HQ=num_q_heads,
+            ROWS=rows_per_request,
             D=head_dim,
+            BLOCK_N=config.block_n,
             BLOCK_S=config.block_s,
             BLOCK_D=config.block_d,
-            num_warps=4,
+            IS_EAGER=is_eager,
+            IS_ORDERED=config.is_ordered,
+            STARTS_EARLY=config.starts_early,
+            num_warps=config.combine_warps,
         )
+
+
+def empty_partials(q: Tensor, num_splits: int) -> tuple[Tensor, Tensor]:
+    """Room for each split's result [T, HQ, splits, D] and log weight [T, HQ, splits], fp32."""
+    shape = (q.shape[0], q.shape[1], num_splits)
+    partial = torch.empty(*shape, q.shape[2], dtype=torch.float32, device=q.device)
+    return partial, torch.empty(shape, dtype=torch.float32, device=q.device)
 
 
 @torch.library.triton_op("deltaloom::paged_prefill_attention", mutates_args={})
@@ -242,9 +260,10 @@ def launch_prefill(
         num_rows,
         page_table.shape[0],
         num_chunks,
+        page_table.shape[1],
         qkv.stride(0),
         page_table.stride(0),
-        head_dim**-0.5 * math.log2(math.e),
+        SCALE=head_dim**-0.5 * math.log2(math.e),
         H=num_kv_heads,
         G=group_size,
         HEADS=heads,

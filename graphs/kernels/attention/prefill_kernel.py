@@ -51,7 +51,11 @@ def store_halves(
     gate_and_store(b_high, out_ptr + HALF, o_out, qkv_ptr + HALF, o_gate, mask)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_requests", "num_chunks", "page_table_stride"])
+@triton.jit(
+    do_not_specialize=[
+        "num_rows", "num_requests", "num_chunks", "num_table_pages", "page_table_stride",
+    ]
+)  # fmt: skip
 def paged_prefill_kernel(
     q_ptr,
     qkv_ptr,
@@ -65,9 +69,10 @@ def paged_prefill_kernel(
     num_rows,
     num_requests,
     num_chunks,
+    num_table_pages,
     qkv_stride,
     page_table_stride,
-    scale,
+    SCALE: tl.constexpr,
     H: tl.constexpr,
     G: tl.constexpr,
     HEADS: tl.constexpr,
@@ -85,17 +90,20 @@ def paged_prefill_kernel(
     i_h = i_group // GROUPS
     num_pieces = num_chunks * PIECES
     i_piece = num_pieces - 1 - tl.program_id(0) // (H * GROUPS)
+    # What depends on nothing is loaded first: few round trips before the first tile.
     num_real_rows = tl.load(row_starts_ptr + num_requests).to(tl.int32)
-    zero_padding_rows(
-        out_ptr, num_real_rows + i_piece, num_rows, num_pieces,
-        i_group * HEADS, H * G, HEADS, D, D_PAD,
-    )  # fmt: skip
-
     p_chunk = chunks_ptr + 2 * (i_piece // PIECES)
     i_r = tl.load(p_chunk)
     first_row = tl.load(p_chunk + 1).to(tl.int32)
     request_end = tl.load(row_starts_ptr + i_r + 1).to(tl.int32)
     context_len = tl.load(context_lens_ptr + i_r).to(tl.int32)
+    p_table = page_table_ptr + i_r * page_table_stride
+    pages = load_pages(p_table, 0, num_table_pages * PAGE_SIZE, PAGE_SIZE, BLOCK_N)
+    zero_padding_rows(
+        out_ptr, num_real_rows + i_piece, num_rows, num_pieces,
+        i_group * HEADS, H * G, HEADS, D, D_PAD,
+    )  # fmt: skip
+
     end_row = tl.minimum(first_row + CHUNK, request_end)
     first_row += (i_piece % PIECES) * BLOCK_ROWS
     end_row = tl.minimum(first_row + BLOCK_ROWS, end_row)
@@ -120,8 +128,6 @@ def paged_prefill_kernel(
     b_acc = tl.zeros([HEADS * BLOCK_ROWS, D_PAD], tl.float32)
     k_ptr = k_pool_ptr + i_h * D
     v_ptr = v_pool_ptr + i_h * D
-    p_table = page_table_ptr + i_r * page_table_stride
-    pages = load_pages(p_table, 0, token_limit, PAGE_SIZE, BLOCK_N)
     full_end = 0
     if HAS_FULL_LOOP:  # tiles that every row sees whole
         full_end = tl.maximum(first_position + 1, 0) // BLOCK_N * BLOCK_N
@@ -130,7 +136,7 @@ def paged_prefill_kernel(
             next_pages = load_pages(p_table, next_token, token_limit, PAGE_SIZE, BLOCK_N)
             b_max, b_sum, b_acc = attend_tile(
                 b_q, b_max, b_sum, b_acc, b_visible, k_ptr, v_ptr, pages,
-                first_token, token_limit, scale, H, D, D_PAD, PAGE_SIZE, BLOCK_N, False,
+                first_token, token_limit, SCALE, H, D, D_PAD, PAGE_SIZE, BLOCK_N, False,
             )  # fmt: skip
             pages = next_pages
     for first_token in range(full_end, token_limit, BLOCK_N):
@@ -138,7 +144,7 @@ def paged_prefill_kernel(
         next_pages = load_pages(p_table, next_token, token_limit, PAGE_SIZE, BLOCK_N)
         b_max, b_sum, b_acc = attend_tile(
             b_q, b_max, b_sum, b_acc, b_visible, k_ptr, v_ptr, pages,
-            first_token, token_limit, scale, H, D, D_PAD, PAGE_SIZE, BLOCK_N, True,
+            first_token, token_limit, SCALE, H, D, D_PAD, PAGE_SIZE, BLOCK_N, True,
         )  # fmt: skip
         pages = next_pages
     b_out = b_acc * (1.0 / tl.where(b_sum > 0.0, b_sum, 1.0))[:, None]

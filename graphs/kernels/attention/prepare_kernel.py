@@ -51,7 +51,7 @@ def norm_rotate_store(
     o_target,
     m_load,
     m_store,
-    eps,
+    EPS: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
     HALF: tl.constexpr,
@@ -75,7 +75,7 @@ def norm_rotate_store(
     b_inv_freq = tl.load(inv_freq_ptr + o_h, mask=m_h, other=0.0)
     b_sine, b_cosine = sine_cosine(b_position.to(tl.float32)[:, None] * b_inv_freq)
 
-    b_scale = tl.rsqrt(tl.sum(b_x * b_x, axis=1) / D + eps)[:, None]
+    b_scale = tl.rsqrt(tl.sum(b_x * b_x, axis=1) / D + EPS)[:, None]
     b_rest = b_x * b_scale * b_w
     m_rest = m_store[:, None] & m_d & (o_d >= 2 * HALF)
     tl.store(p_target + o_d, b_rest.to(target_ptr.dtype.element_ty), mask=m_rest)
@@ -101,7 +101,7 @@ def prepare_qkv_kernel(
     q_ptr,
     num_rows,
     qkv_stride,
-    eps,
+    EPS: tl.constexpr,
     HQ: tl.constexpr,
     H: tl.constexpr,
     D: tl.constexpr,
@@ -122,7 +122,7 @@ def prepare_qkv_kernel(
             qkv_ptr, o_qkv + i_head * 2 * D,
             q_norm_ptr, inv_freq_ptr, b_position,
             q_ptr, (o_t * HQ + i_head) * D,
-            m_t, m_t, eps,
+            m_t, m_t, EPS,
             D, D_PAD, HALF, HALF_PAD,
         )  # fmt: skip
     else:
@@ -138,7 +138,7 @@ def prepare_qkv_kernel(
             qkv_ptr, o_qkv + (2 * HQ + i_h) * D,
             k_norm_ptr, inv_freq_ptr, b_position,
             k_pool_ptr, o_pool,
-            m_t, m_slot, eps,
+            m_t, m_slot, EPS,
             D, D_PAD, HALF, HALF_PAD,
         )  # fmt: skip
         tl.store(v_pool_ptr + o_pool[:, None] + o_d, b_v, mask=m_slot[:, None] & m_d)

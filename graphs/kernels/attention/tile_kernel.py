@@ -72,7 +72,7 @@ def attend_tile(
     pages,
     first_token,
     token_limit,
-    scale,
+    SCALE: tl.constexpr,
     H: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
@@ -84,7 +84,7 @@ def attend_tile(
 
     b_q [M, D_PAD]; row m sees the tokens below b_visible[m], and no token at or past
     token_limit is read. `pages` as from load_pages. Not MASKED: every row sees the whole tile.
-    `scale` is the softmax scale times log2(e): scores are powers of two.
+    SCALE is the softmax scale times log2(e): scores are powers of two.
     """
     o_n = first_token + tl.arange(0, BLOCK_N)
     m_n = o_n < token_limit
@@ -92,8 +92,8 @@ def attend_tile(
     b_score = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
     if MASKED:
         b_score = tl.where(o_n[None, :] < b_visible[:, None], b_score, float("-inf"))
-    b_new_max = tl.maximum(b_max, tl.max(b_score, axis=1) * scale)
-    b_p = tl.exp2(b_score * scale - b_new_max[:, None])
+    b_new_max = tl.maximum(b_max, tl.max(b_score, axis=1) * SCALE)
+    b_p = tl.exp2(b_score * SCALE - b_new_max[:, None])
     b_decay = tl.exp2(b_max - b_new_max)
     b_sum = b_sum * b_decay + tl.sum(b_p, axis=1)
     b_v = load_tile(v_ptr, pages, first_token, m_n, H, D, D_PAD, PAGE_SIZE, BLOCK_N, MASKED)

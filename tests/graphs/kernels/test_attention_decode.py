@@ -60,7 +60,8 @@ def check_decode(
     num_rows = len(context_lens) * rows
     q = torch.randn(num_rows, heads.num_q, heads.dim).to(device, dtype)
     qkv = random_qkv(heads, num_rows, dtype, device)
-    config = config or decode_config(dtype, heads.dim, heads.num_q // heads.num_kv * rows)
+    packed_rows, num_pairs = heads.num_q // heads.num_kv * rows, len(context_lens) * heads.num_kv
+    config = config or decode_config(dtype, heads.dim, packed_rows, num_pairs)
     results = [torch.empty(num_rows, heads.num_q * heads.dim, dtype=dtype, device=device)]
     ops.launch_decode(q, qkv, pools, context.page_table, context.lens, rows, results[0], config)
     expected, real = expected_rows(context, heads, q, qkv, rows)
@@ -71,16 +72,29 @@ def check_decode(
     assert all(torch.equal(bits(pool), old) for pool, old in zip(pools, before, strict=True))
 
 
-@pytest.mark.parametrize("num_programs", [1, 12])
+# Programs for contexts of one length, and for some that are longer.
+SPLITS = {"one split": (1, 0), "full of splits": (12, 0), "splits for some": (1, 20)}
+
+
+@pytest.mark.parametrize("splits", SPLITS)
 @pytest.mark.parametrize(
     ("heads", "rows"), [(SIX, 1), (PLAIN, 2), (SIXTEEN, 4), (PADDED_DIM, 1)], ids=str
 )
-def test_decode_matches_fp64(
-    heads: Heads, rows: int, num_programs: int, device: torch.device
-) -> None:
+def test_decode_matches_fp64(heads: Heads, rows: int, splits: str, device: torch.device) -> None:
     """E2: awkward contexts, one split and several, padding requests. Oracle: fp64 attention."""
+    num_programs, max_programs = (n * heads.num_kv for n in SPLITS[splits])
     context_lens = [max(n, rows) if n > 0 else 0 for n in AWKWARD_CONTEXTS]
-    config = DecodeConfig(16, 4, 2, num_programs=num_programs * heads.num_kv, block_s=4)
+    config = DecodeConfig(
+        16,
+        4,
+        2,
+        num_programs,
+        max_programs,
+        long_tokens=16,
+        short_tokens=32,
+        block_s=4,
+        is_eager=splits == "full of splits",
+    )
     check_decode(heads, context_lens, rows, torch.float32, device, config)
 
 

@@ -195,3 +195,25 @@ def test_prompts_in_pieces_then_decode(implementation: ModuleType, device: torch
 def test_chunks_are_as_long_as_the_kernels_expect() -> None:
     """E2: tests build tables for the chunk of the ops. Oracle: the ops."""
     assert CHUNK == ops.CHUNK
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::UserWarning")  # the compiler's advice on precision
+def test_compiled() -> None:
+    """E7: one graph for every number of rows. Oracle: the op called directly."""
+    heads, device = GEOMETRIES["35B-A3B"], torch.device("cuda")
+    torch._dynamo.reset()
+    compiled = torch.compile(ops.prepare_qkv, fullgraph=True, dynamic=True)
+    norm, inv_freq = torch.randn(heads.dim, device=device), inverse_frequencies(64).to(device)
+    norm = norm.bfloat16()
+    for num_rows in (3, 40):
+        qkv = random_qkv(heads, num_rows, torch.bfloat16, device)
+        slots = heads.page_size + torch.arange(num_rows, device=device)
+        results = []
+        for op in (ops.prepare_qkv, compiled):
+            pools = [
+                torch.zeros(2, heads.page_size, heads.num_kv, heads.dim).to(qkv) for _ in range(2)
+            ]
+            q = op(qkv, norm, norm, inv_freq, slots, slots, *pools, heads.num_q, EPS)
+            results.append([q, *pools])
+        assert all(torch.equal(got, want) for got, want in zip(*results, strict=True))
