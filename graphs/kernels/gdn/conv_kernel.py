@@ -58,13 +58,12 @@ def conv_tile(
 
 
 @triton.jit
-def store_key_products(k, products_ptr, lengths_ptr, CHUNK: tl.constexpr):
+def store_key_products(k, products_ptr, lengths_ptr, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
     """Inverse lengths of the keys k [CHUNK, K], and the products of the unit keys, fp32."""
     rows = tl.arange(0, CHUNK)
     k_f32 = k.to(tl.float32)
     length = tl.rsqrt(tl.sum(k_f32 * k_f32, axis=1) + 1e-6)
-    # As exact as fp32 arithmetic, which would need more registers than there are.
-    products = tl.dot(k, tl.trans(k), input_precision="tf32x3")
+    products = tl.dot(k, tl.trans(k), input_precision=PRECISION)
     products *= length[:, None] * length[None, :]
     tl.store(products_ptr + rows[:, None] * CHUNK + rows[None, :], products)
     tl.store(lengths_ptr + rows, length)
@@ -93,6 +92,7 @@ def gdn_prefill_conv_kernel(
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Program (chunk, head of q, k or v).
 
@@ -137,7 +137,7 @@ def gdn_prefill_conv_kernel(
         if head >= H:
             k_tile = chunk * H + head - H
             products_ptr += k_tile * (CHUNK * CHUNK)
-            store_key_products(mixed, products_ptr, lengths_ptr + k_tile * CHUNK, CHUNK)
+            store_key_products(mixed, products_ptr, lengths_ptr + k_tile * CHUNK, CHUNK, PRECISION)
     else:
         v_dims = tl.arange(0, BLOCK_V)
         v_head = head - 2 * H

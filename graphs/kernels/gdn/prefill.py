@@ -26,6 +26,7 @@ class PrefillConfig:
     """Tile sizes and warps of the four kernels, and how fp32 numbers are multiplied."""
 
     conv_warps: int
+    conv_precision: str
     solve_warps: int
     solve_precision: str
     scan_block_v: int
@@ -83,9 +84,13 @@ class PrefillInputs:
 def choose_config(dtype: torch.dtype, head_k_dim: int, head_v_dim: int) -> PrefillConfig:
     """The configuration for a model dtype and head dims."""
     padded_k, padded_v = triton.next_power_of_2(head_k_dim), triton.next_power_of_2(head_v_dim)
+    conv_warps = 8 if max(padded_k, padded_v) <= 128 else 16
+    # Of fp32 products. Both are exact enough; one takes more registers, one more shared memory.
+    conv_precision = "tf32x3" if padded_k <= 128 else "ieee"
     if dtype is torch.float32:
         return PrefillConfig(
-            conv_warps=8,
+            conv_warps=conv_warps,
+            conv_precision=conv_precision,
             solve_warps=4,
             solve_precision="ieee",
             scan_block_v=min(padded_v, 16),
@@ -96,7 +101,8 @@ def choose_config(dtype: torch.dtype, head_k_dim: int, head_v_dim: int) -> Prefi
             output_stages=1,
         )
     return PrefillConfig(
-        conv_warps=8,
+        conv_warps=conv_warps,
+        conv_precision=conv_precision,
         solve_warps=4,
         solve_precision="tf32",  # the inverse is rounded to fewer bits
         scan_block_v=min(padded_v, 64),
@@ -219,6 +225,7 @@ def launch_conv(inputs: PrefillInputs, config: PrefillConfig) -> None:
         NUM_TAPS=inputs.conv_weight.shape[1],
         BLOCK_K=inputs.queries_keys.shape[3],
         BLOCK_V=inputs.values.shape[2],
+        PRECISION=config.conv_precision,
         num_warps=config.conv_warps,
     )
 
