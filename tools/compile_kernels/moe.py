@@ -37,8 +37,8 @@ def mlp_call(
 
 
 def calls() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Each path of the op: a row, few rows, an expert's tile half full, and thousands."""
-    for num_rows in (1, 64, 500, 8192):
+    """Each path of the op: a row, two, few rows, an expert's tile half full, and thousands."""
+    for num_rows in (1, 2, 64, 500, 2048, 8192):
         yield f"35B-A3B {num_rows} rows", mlp_call(num_rows, 256, 8)
     for num_rows in (1, 64):
         yield f"Next-80B-A3B {num_rows} rows", mlp_call(num_rows, 512, 10)

@@ -1,6 +1,7 @@
 """Block sizes of the mixture-of-experts kernels: plain functions of shapes and dtype.
 
-Measured on an H200 at the sizes of Qwen3.6-35B-A3B (hidden 2048, 256 experts, inner 512).
+The tiles are chosen from a sweep on an H200 at the sizes of Qwen3.6-35B-A3B (hidden 2048,
+256 experts, top 8, inner 512) with 16, 64, 512, 2048 and 8192 rows.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 import torch
 import triton
 
-MAX_PAIR_ROWS = 2  # up to here each pair streams its own expert
+MAX_PAIR_ROWS = 2  # up to here each pair streams its own expert; with 4 rows tiles are faster
+LANE_WORDS_AHEAD = 128  # registers of a lane that down weights on their way may take
 MAX_FEW_ROWS = 256  # up to here the router splits the hidden dim to fill the GPU
 
 
@@ -46,10 +48,19 @@ class VectorConfig:
 
 @dataclass(frozen=True)
 class PairConfig:
-    """The matrix-vector path."""
+    """The matrix-vector path.
+
+    slots_ahead: experts whose down weights are loaded before the first product. The prefetches
+    fill the memory's idle time between launches: prefetch_shared, the router's launch asks for
+    the shared gate_up; prefetch_down, the gate_up launch for so many sixteenths of all down
+    weights.
+    """
 
     gate_up: VectorConfig
     down: VectorConfig
+    slots_ahead: int
+    prefetch_shared: bool = True
+    prefetch_down: int = 8
 
 
 @dataclass(frozen=True)
@@ -77,16 +88,24 @@ def router_config(num_rows: int, hidden: int, num_experts: int, dtype: torch.dty
     return RouterConfig(DotConfig(64, 64, min(64, depth), 4, 4), 1, route_rows, route_warps)
 
 
-def pair_config(hidden: int, inner: int) -> PairConfig:
-    """Many loads in flight, and programs small enough to balance.
+def pair_config(
+    num_rows: int, hidden: int, inner: int, top_k: int, dtype: torch.dtype
+) -> PairConfig:
+    """Programs of one warp, small enough to balance, with many loads in flight.
 
-    256 dims a warp (16 bytes a thread): so x lies in the layout of the weights as it is loaded.
+    256 dims a warp are 16 bytes a lane, so that x lies in the layout of the weights as it is
+    loaded. Of the down weights as many experts are loaded ahead as the registers hold.
     """
-    gate_up_depth = min(1024, triton.next_power_of_2(hidden))
+    gate_up_depth = min(512, triton.next_power_of_2(hidden))
     down_depth = min(512, triton.next_power_of_2(inner))
+    block_n = 2
+    lane_words = block_n * triton.next_power_of_2(inner) * dtype.itemsize // 4 // 32
+    slots_ahead = max(1, min(top_k, LANE_WORDS_AHEAD // max(1, lane_words)))
     return PairConfig(
-        gate_up=VectorConfig(4, gate_up_depth, max(1, gate_up_depth // 256)),
-        down=VectorConfig(4, down_depth, max(1, down_depth // 256)),
+        gate_up=VectorConfig(4, gate_up_depth, 1),
+        down=VectorConfig(block_n, down_depth, 1),
+        slots_ahead=slots_ahead,
+        prefetch_down=8 if num_rows == 1 else 4,
     )
 
 
@@ -100,11 +119,14 @@ def grouped_config(
     if dtype == torch.float32:
         gate_up = DotConfig(16, 32, min(32, hidden_depth), 4, 2)
         return GroupedConfig(gate_up, DotConfig(16, 32, min(32, inner_depth), 4, 2))
-    if rows_per_expert < 12:
+    if rows_per_expert < 6:
         gate_up = DotConfig(16, 64, min(128, hidden_depth), 4, 3)
-        return GroupedConfig(gate_up, DotConfig(16, 64, min(128, inner_depth), 4, 4))
-    if rows_per_expert < 48:
-        gate_up = DotConfig(32, 64, min(128, hidden_depth), 4, 3)
-        return GroupedConfig(gate_up, DotConfig(32, 64, min(128, inner_depth), 4, 4))
-    gate_up = DotConfig(64, 128, min(64, hidden_depth), 8, 4)
-    return GroupedConfig(gate_up, DotConfig(64, 128, min(64, inner_depth), 4, 4))
+        return GroupedConfig(gate_up, DotConfig(16, 128, min(128, inner_depth), 4, 3))
+    if rows_per_expert < 32:
+        gate_up = DotConfig(32, 64, min(64, hidden_depth), 4, 3)
+        return GroupedConfig(gate_up, DotConfig(32, 64, min(64, inner_depth), 4, 4))
+    if rows_per_expert < 192:
+        gate_up = DotConfig(64, 64, min(64, hidden_depth), 4, 4)
+        return GroupedConfig(gate_up, DotConfig(64, 128, min(64, inner_depth), 4, 3))
+    gate_up = DotConfig(128, 64, min(64, hidden_depth), 4, 3)
+    return GroupedConfig(gate_up, DotConfig(128, 128, min(64, inner_depth), 4, 3))

@@ -19,7 +19,7 @@ from graphs.kernels.moe.grouped_kernel import (
     sum_slots_kernel,
 )
 from graphs.kernels.moe.pair_kernel import pair_down_kernel, pair_gate_up_kernel
-from graphs.kernels.moe.routing import Routing, group_pairs
+from graphs.kernels.moe.routing import Routing, can_prefetch, group_pairs
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,13 @@ def run_pairs(
     out = torch.empty(num_rows, hidden, dtype=x.dtype, device=x.device)
     gate_up, down = config.gate_up, config.down
     launch(pair_gate_up_kernel)[
-        (num_rows * num_slots * triton.cdiv(inner_stride, gate_up.block_n),)
+        (num_rows + num_rows * num_slots * triton.cdiv(inner_stride, gate_up.block_n),)
     ](
         x,
         experts.gate_up,
         experts.shared_gate_up,
+        experts.down,
+        experts.shared_down,
         logits,
         inner,
         weights,
@@ -92,6 +94,7 @@ def run_pairs(
         SPLITS=splits,
         EXPERTS_PADDED=triton.next_power_of_2(experts.num_experts),
         SLOTS_PADDED=triton.next_power_of_2(num_slots),
+        PREFETCH=config.prefetch_down if can_prefetch() else 0,
         BLOCK_N=gate_up.block_n,
         BLOCK_K=gate_up.block_k,
         num_warps=gate_up.num_warps,
@@ -107,6 +110,7 @@ def run_pairs(
         INNER=experts.inner,
         SHARED_INNER=experts.shared_inner,
         TOP_K=top_k,
+        SLOTS_AHEAD=config.slots_ahead,
         BLOCK_N=down.block_n,
         BLOCK_K=down.block_k,
         num_warps=down.num_warps,

@@ -8,6 +8,22 @@ tile, few in decode, only its short side. Expert NUM_EXPERTS is the shared one.
 import triton
 import triton.language as tl
 
+REPEAT_ROWS = tl.constexpr(64)  # tiles from here on repeat their last row to be full
+
+
+@triton.jit
+def fill_tile(o_place, i_end, BLOCK_M: tl.constexpr):
+    """Places to read, and which of them to read.
+
+    High tiles read their last row again in place of rows they lack, because predicates take
+    registers; in low tiles, mostly empty, that would be the larger part of the reading. Nothing
+    of it is stored.
+    """
+    if BLOCK_M >= REPEAT_ROWS:
+        return tl.minimum(o_place, i_end - 1), tl.full([BLOCK_M], 1, tl.int1)
+    else:
+        return o_place, o_place < i_end
+
 
 @triton.jit
 def grouped_gate_up_kernel(
@@ -39,7 +55,9 @@ def grouped_gate_up_kernel(
     if i_expert < 0:
         return
     o_place = tl.load(tiles_ptr + num_tiles + i_tile) + tl.arange(0, BLOCK_M)
-    m_m = o_place < tl.load(tiles_ptr + 2 * num_tiles + i_tile)
+    i_end = tl.load(tiles_ptr + 2 * num_tiles + i_tile)
+    m_m = o_place < i_end
+    o_read, m_read = fill_tile(o_place, i_end, BLOCK_M)
     is_shared = i_expert == NUM_EXPERTS
     width = INNER if SHARED_INNER == INNER else tl.where(is_shared, SHARED_INNER, INNER)
     p_expert = gate_up_ptr + i_expert.to(tl.int64) * (2 * INNER * HIDDEN)
@@ -47,7 +65,7 @@ def grouped_gate_up_kernel(
     o_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
     o_k = tl.arange(0, BLOCK_K)
     m_n = o_n < width
-    o_row = tl.load(pairs_ptr + o_place, mask=m_m, other=0) // NUM_SLOTS
+    o_row = tl.load(pairs_ptr + o_read, mask=m_read, other=0) // NUM_SLOTS
     p_x = x_ptr + o_row[None, :].to(tl.int64) * HIDDEN + o_k[:, None]
     p_gate = p_weight + o_n[:, None] * HIDDEN + o_k[None, :]
     p_up = p_gate + width * HIDDEN
@@ -55,12 +73,12 @@ def grouped_gate_up_kernel(
     b_up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for k in range(0, HIDDEN, BLOCK_K):
         if HIDDEN % BLOCK_K == 0:
-            b_x = tl.load(p_x + k, mask=m_m[None, :], other=0.0)
+            b_x = tl.load(p_x + k, mask=m_read[None, :], other=0.0)
             b_gate_w = tl.load(p_gate + k, mask=m_n[:, None], other=0.0)
             b_up_w = tl.load(p_up + k, mask=m_n[:, None], other=0.0)
         else:
             m_k = k + o_k < HIDDEN
-            b_x = tl.load(p_x + k, mask=m_m[None, :] & m_k[:, None], other=0.0)
+            b_x = tl.load(p_x + k, mask=m_read[None, :] & m_k[:, None], other=0.0)
             b_gate_w = tl.load(p_gate + k, mask=m_n[:, None] & m_k[None, :], other=0.0)
             b_up_w = tl.load(p_up + k, mask=m_n[:, None] & m_k[None, :], other=0.0)
         b_gate = tl.dot(b_gate_w, b_x, b_gate, input_precision="ieee")
@@ -100,7 +118,9 @@ def grouped_down_kernel(
     if i_expert < 0:
         return
     o_place = tl.load(tiles_ptr + num_tiles + i_tile) + tl.arange(0, BLOCK_M)
-    m_m = o_place < tl.load(tiles_ptr + 2 * num_tiles + i_tile)
+    i_end = tl.load(tiles_ptr + 2 * num_tiles + i_tile)
+    m_m = o_place < i_end
+    o_read, m_read = fill_tile(o_place, i_end, BLOCK_M)
     is_shared = i_expert == NUM_EXPERTS
     width = INNER if SHARED_INNER == INNER else tl.where(is_shared, SHARED_INNER, INNER)
     p_expert = down_ptr + i_expert.to(tl.int64) * (HIDDEN * INNER)
@@ -108,16 +128,16 @@ def grouped_down_kernel(
     o_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
     o_k = tl.arange(0, BLOCK_K)
     m_n = o_n < HIDDEN
-    p_inner = inner_ptr + o_place[None, :].to(tl.int64) * INNER_STRIDE + o_k[:, None]
+    p_inner = inner_ptr + o_read[None, :].to(tl.int64) * INNER_STRIDE + o_k[:, None]
     p_down = p_weight + o_n[:, None] * width + o_k[None, :]
     b_sum = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for k in range(0, width, BLOCK_K):
         if SHARED_INNER == INNER and INNER % BLOCK_K == 0:
-            b_inner = tl.load(p_inner + k, mask=m_m[None, :], other=0.0)
+            b_inner = tl.load(p_inner + k, mask=m_read[None, :], other=0.0)
             b_down = tl.load(p_down + k, mask=m_n[:, None], other=0.0)
         else:
             m_k = k + o_k < width
-            b_inner = tl.load(p_inner + k, mask=m_m[None, :] & m_k[:, None], other=0.0)
+            b_inner = tl.load(p_inner + k, mask=m_read[None, :] & m_k[:, None], other=0.0)
             b_down = tl.load(p_down + k, mask=m_n[:, None] & m_k[None, :], other=0.0)
         b_sum = tl.dot(b_down, b_inner, b_sum, input_precision="ieee")
     o_pair = tl.load(pairs_ptr + o_place, mask=m_m, other=0)

@@ -37,15 +37,17 @@ def group_pairs_kernel(
     i_program = tl.program_id(0)
     o_e = tl.arange(0, EXPERTS_PADDED)
     m_e = o_e < NUM_EXPERTS
-    b_counts = tl.zeros([EXPERTS_PADDED], tl.int32)
-    b_before = tl.zeros([EXPERTS_PADDED], tl.int32)  # in earlier chunks
-    for first in range(0, num_chunks, CHUNKS_BLOCK):
+    b_counts_C = tl.zeros([CHUNKS_BLOCK, EXPERTS_PADDED], tl.int32)
+    b_before_C = tl.zeros([CHUNKS_BLOCK, EXPERTS_PADDED], tl.int32)  # in earlier chunks
+    for first in tl.range(0, num_chunks, CHUNKS_BLOCK, loop_unroll_factor=4):
         o_chunk = first + tl.arange(0, CHUNKS_BLOCK)
         p_counts = counts_ptr + o_chunk[:, None] * NUM_EXPERTS + o_e[None, :]
         m_counts = (o_chunk < num_chunks)[:, None] & m_e[None, :]
         b_block = tl.load(p_counts, mask=m_counts, other=0).to(tl.int32)
-        b_counts += tl.sum(b_block, 0)
-        b_before += tl.sum(tl.where((o_chunk < i_program)[:, None], b_block, 0), 0)
+        b_counts_C += b_block
+        b_before_C += tl.where((o_chunk < i_program)[:, None], b_block, 0)
+    b_counts = tl.sum(b_counts_C, 0)
+    b_before = tl.sum(b_before_C, 0)
     b_ends = tl.cumsum(b_counts, 0)
     b_starts = b_ends - b_counts
     if i_program < num_chunks:

@@ -53,10 +53,12 @@ def moe_mlp(
     num_rows, hidden = x.shape
     experts = Experts(gate_up, down, shared_gate_up, shared_down)
     config = router_config(num_rows, hidden, experts.num_experts, x.dtype)
-    logits = router_logits(x, router, shared_gate, config)
     if num_rows <= MAX_PAIR_ROWS:
-        pairs = pair_config(hidden, experts.inner)
+        pairs = pair_config(num_rows, hidden, experts.inner, top_k, x.dtype)
+        prefetched = shared_gate_up if pairs.prefetch_shared else None
+        logits = router_logits(x, router, shared_gate, config, prefetched)
         return run_pairs(x, logits, experts, top_k, renormalise, pairs)
+    logits = router_logits(x, router, shared_gate, config)
     routing = choose_experts(logits, experts.num_experts, top_k, top_k + 1, renormalise, config)
     grouped = grouped_config(num_rows, experts.num_experts, top_k, hidden, experts.inner, x.dtype)
     return run_grouped(x, routing, experts, config, grouped)

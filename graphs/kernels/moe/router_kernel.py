@@ -8,6 +8,8 @@ NUM_EXPERTS is the logit of the shared expert's gate. They are never rounded to 
 import triton
 import triton.language as tl
 
+from graphs.kernels.moe.prefetch_kernel import prefetch_slice
+
 LOWEST = tl.constexpr(-(2**31))  # ranks below every logit
 
 
@@ -17,17 +19,22 @@ def router_logits_kernel(
     router_ptr,
     gate_ptr,
     logits_ptr,
+    next_ptr,
     num_rows,
     HIDDEN: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     LOGITS_STRIDE: tl.constexpr,
     SPLITS: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
+    NEXT_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """One program: BLOCK_M rows, one split, BLOCK_N experts or (last block) the shared gate."""
+    """One program: BLOCK_M rows, one split, BLOCK_N experts or (last block) the shared gate.
+
+    Together they also prefetch NEXT_SIZE values, which the next launch needs whatever is chosen.
+    """
     EXPERT_BLOCKS: tl.constexpr = (NUM_EXPERTS + BLOCK_N - 1) // BLOCK_N
     i_n = tl.program_id(0) % (EXPERT_BLOCKS + 1)
     i_m = tl.program_id(0) // (EXPERT_BLOCKS + 1) // SPLITS
@@ -58,9 +65,52 @@ def router_logits_kernel(
             b_x = tl.load(p_x + k, mask=m_m[:, None] & m_k[None, :], other=0.0)
             b_w = tl.load(p_w + k, mask=m_n[:, None] & m_k[None, :], other=0.0)
         b_sum = tl.dot(b_x, tl.trans(b_w), b_sum, input_precision="ieee")
+    if NEXT_SIZE > 0:
+        NUM_SLICES: tl.constexpr = (EXPERT_BLOCKS + 1) * SPLITS
+        i_slice = i_split * (EXPERT_BLOCKS + 1) + i_n
+        m_n = m_n & (prefetch_slice(next_ptr, NEXT_SIZE, i_slice, NUM_SLICES, 16) == 0)
     o_row = i_split.to(tl.int64) * num_rows + o_m
     p_logits = logits_ptr + o_row[:, None] * LOGITS_STRIDE + first_column + o_n[None, :]
     tl.store(p_logits, b_sum, mask=m_m[:, None] & m_n[None, :])
+
+
+@triton.jit
+def load_ranking_keys(
+    p_logits,
+    m_rows,
+    split_stride,
+    NUM_EXPERTS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    EXPERTS_PADDED: tl.constexpr,
+):
+    """Logits, and int32 keys of the same order, of the rows that p_logits [ROWS] points to.
+
+    Both [ROWS, EXPERTS_PADDED]; the keys of the padding are LOWEST, those of NaN LOWEST + 1.
+    """
+    o_e = tl.arange(0, EXPERTS_PADDED)
+    m_e = m_rows[:, None] & (o_e < NUM_EXPERTS)[None, :]
+    b_logits = tl.zeros([ROWS, EXPERTS_PADDED], tl.float32)
+    for split in tl.static_range(SPLITS):
+        p_split = p_logits[:, None] + split * split_stride + o_e[None, :]
+        b_logits += tl.load(p_split, mask=m_e, other=0.0)
+    # Negative floats flip their magnitude (a sum that starts from 0.0 is never -0.0). NaN comes
+    # last, but before what is already chosen, so that ids stay distinct and valid.
+    b_bits = b_logits.to(tl.int32, bitcast=True)
+    b_keys = b_bits ^ ((b_bits >> 31) & 0x7FFFFFFF)
+    b_keys = tl.where(b_logits == b_logits, b_keys, LOWEST + 1)
+    return b_logits, tl.where((o_e < NUM_EXPERTS)[None, :], b_keys, LOWEST)
+
+
+@triton.jit
+def find_expert(b_keys, rank, EXPERTS_PADDED: tl.constexpr):
+    """The expert of one rank, 0 the best, by keys [1, EXPERTS_PADDED]; equal keys by id."""
+    o_e = tl.arange(0, EXPERTS_PADDED)[None, :]
+    i_expert = tl.full([], 0, tl.int32)
+    for _ in range(rank + 1):
+        i_expert = tl.min(tl.where(b_keys == tl.max(b_keys), o_e, EXPERTS_PADDED))
+        b_keys = tl.where(o_e == i_expert, LOWEST, b_keys)
+    return i_expert
 
 
 @triton.jit
@@ -84,18 +134,9 @@ def select_experts(
     """
     o_e = tl.arange(0, EXPERTS_PADDED)
     o_slot = tl.arange(0, SLOTS_PADDED)
-    m_e = m_rows[:, None] & (o_e < NUM_EXPERTS)[None, :]
-    b_logits = tl.zeros([ROWS, EXPERTS_PADDED], tl.float32)
-    for split in tl.static_range(SPLITS):
-        p_split = p_logits[:, None] + split * split_stride + o_e[None, :]
-        b_logits += tl.load(p_split, mask=m_e, other=0.0)
-    # Integers of the same order: negative floats flip their magnitude (a sum that starts from
-    # 0.0 is never -0.0). NaN comes last, but before what is already chosen, so that ids stay
-    # distinct and valid.
-    b_bits = b_logits.to(tl.int32, bitcast=True)
-    b_keys = b_bits ^ ((b_bits >> 31) & 0x7FFFFFFF)
-    b_keys = tl.where(b_logits == b_logits, b_keys, LOWEST + 1)
-    b_keys = tl.where((o_e < NUM_EXPERTS)[None, :], b_keys, LOWEST)
+    b_logits, b_keys = load_ranking_keys(
+        p_logits, m_rows, split_stride, NUM_EXPERTS, SPLITS, ROWS, EXPERTS_PADDED
+    )
     b_ids = tl.zeros([ROWS, SLOTS_PADDED], tl.int32)
     b_top_keys = tl.zeros([ROWS, SLOTS_PADDED], tl.int32)
     for slot in range(TOP_K):

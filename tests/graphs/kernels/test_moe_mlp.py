@@ -12,6 +12,8 @@ from graphs.kernels.moe import ops, reference
 from graphs.kernels.moe.configs import (
     DotConfig,
     GroupedConfig,
+    PairConfig,
+    VectorConfig,
     grouped_config,
     pair_config,
     router_config,
@@ -48,7 +50,7 @@ def run_path(layer: MoeLayer, sizes: MoeSizes, path: GroupedConfig | None) -> Te
     router = router_config(num_rows, sizes.hidden, sizes.experts, layer.x.dtype)
     logits = router_logits(layer.x, layer.router, layer.shared_gate, router)
     if path is None:
-        config = pair_config(sizes.hidden, sizes.inner)
+        config = pair_config(num_rows, sizes.hidden, sizes.inner, sizes.top_k, layer.x.dtype)
         return run_pairs(layer.x, logits, experts, sizes.top_k, True, config)
     routing = choose_experts(logits, sizes.experts, sizes.top_k, sizes.top_k + 1, True, router)
     return run_grouped(layer.x, routing, experts, router, path)
@@ -83,7 +85,7 @@ def test_low_precision_inputs(device: torch.device, num_rows: int, dtype: torch.
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "tile_rows"), [(3, None), (1, 16), (2, 64), (33, 16), (33, 32), (65, 64)]
+    ("num_rows", "tile_rows"), [(3, None), (1, 16), (2, 64), (33, 16), (17, 32), (65, 64)]
 )
 def test_every_path_at_any_size(device: torch.device, num_rows: int, tile_rows: int | None) -> None:
     """E2: the pairs' path and tiles of each height where no table picks them. Oracle: fp64."""
@@ -94,6 +96,20 @@ def test_every_path_at_any_size(device: torch.device, num_rows: int, tile_rows: 
         path = GroupedConfig(gate_up=dot, down=dataclasses.replace(dot, block_n=32))
     out = run_path(layer, UNEVEN, path)
     assert relative_error(out, oracle_mlp(layer, UNEVEN.top_k, True)) < KERNEL_FP32_RTOL
+
+
+@pytest.mark.parametrize(("num_rows", "slots_ahead"), [(1, 2), (2, 3)])
+def test_pairs_in_any_blocks(device: torch.device, num_rows: int, slots_ahead: int) -> None:
+    """E2: rows longer than a block, and down weights loaded for all or some of a row's
+    experts ahead. Oracle: fp64."""
+    sizes = MoeSizes(24, 6, 12, 20, 3)
+    layer = random_layer(sizes, num_rows, torch.float32, device)
+    router = router_config(num_rows, sizes.hidden, sizes.experts, torch.float32)
+    logits = router_logits(layer.x, layer.router, layer.shared_gate, router, layer.shared_gate_up)
+    blocks = VectorConfig(block_n=8, block_k=8, num_warps=1)
+    config = PairConfig(gate_up=blocks, down=blocks, slots_ahead=slots_ahead)
+    out = run_pairs(layer.x, logits, Experts(*layer.weights[1:5]), sizes.top_k, False, config)
+    assert relative_error(out, oracle_mlp(layer, sizes.top_k, False)) < KERNEL_FP32_RTOL
 
 
 @pytest.mark.parametrize("num_rows", [1, 40])
@@ -157,7 +173,8 @@ def test_real_sizes_fp32(num_rows: int) -> None:
 
 @pytest.mark.gpu
 def test_compiled_and_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """E2: compiled whole for any batch, and captured. Oracle: the eager op, bit by bit."""
+    """E2: compiled whole for any batch, and captured, without copies of the weights. Oracle: the
+    eager op, bit by bit."""
     monkeypatch.undo()  # a compiled function allocates on its own
     sizes = GEOMETRIES["35B-A3B"]
     layer = random_layer(sizes, 96, torch.bfloat16, torch.device("cuda"))
@@ -167,6 +184,9 @@ def test_compiled_and_captured(monkeypatch: pytest.MonkeyPatch) -> None:
         return out * 2.0
 
     compiled = torch.compile(mlp, fullgraph=True, dynamic=True)
+    weight_bytes = layer.gate_up.nbytes
+    torch.cuda.reset_peak_memory_stats()
+    first_bytes = torch.cuda.memory_allocated()
     for num_rows in (1, 2, 24, 96):
         x = layer.x[:num_rows].clone()
         expected = mlp(x)
@@ -179,11 +199,12 @@ def test_compiled_and_captured(monkeypatch: pytest.MonkeyPatch) -> None:
         x.copy_(layer.x[:num_rows].flip(0))
         graph.replay()
         assert torch.equal(out, mlp(x))
+    assert torch.cuda.max_memory_allocated() - first_bytes < weight_bytes // 4
 
 
 def test_the_tables_fit_any_size() -> None:
-    """E2: both products share their tiles, and dots are at least 16 deep. Oracle: the limits of
-    `tl.dot`."""
+    """E2: both products share their tiles, dots are at least 16 deep, and a lane's share of the
+    weights on their way fits its registers. Oracle: the limits of `tl.dot` and of the GPU."""
     for dtype in (torch.float32, torch.bfloat16):
         for num_rows in (1, 64, 500, 8192):
             for sizes in (TINY, UNEVEN, MANY_EXPERTS, *GEOMETRIES.values()):
@@ -192,3 +213,8 @@ def test_the_tables_fit_any_size() -> None:
                 )
                 assert min(config.gate_up.block_k, config.down.block_k) >= 16
                 assert min(config.gate_up.block_n, config.down.block_n) >= 16
+                pairs = pair_config(num_rows, sizes.hidden, sizes.inner, sizes.top_k, dtype)
+                assert 1 <= pairs.slots_ahead <= sizes.top_k
+                assert 0 <= pairs.prefetch_down <= 16
+                lane_values = pairs.slots_ahead * pairs.down.block_n * sizes.inner // 32
+                assert pairs.slots_ahead == 1 or lane_values * dtype.itemsize // 4 <= 128

@@ -106,15 +106,18 @@ def test_a_poisoned_row_stays_alone(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("sizes", [UNEVEN, TOP_1, MANY_EXPERTS], ids=str)
-@pytest.mark.parametrize(("num_rows", "tile_rows"), [(1, 16), (65, 16), (65, 64)])
+@pytest.mark.parametrize(
+    ("num_rows", "tile_rows", "route_rows"), [(1, 16, 8), (65, 16, 8), (65, 64, 2)]
+)
 def test_pairs_are_sorted_by_expert(
-    device: torch.device, num_rows: int, tile_rows: int, sizes: MoeSizes
+    device: torch.device, num_rows: int, tile_rows: int, route_rows: int, sizes: MoeSizes
 ) -> None:
-    """E2: every pair once, by expert and then by row, and tiles that cover each expert's pairs.
-    Oracle: a stable sort of the ids."""
+    """E2: every pair once, by expert and then by row, and tiles that cover each expert's pairs,
+    for few and for many programs of the top-k. Oracle: a stable sort of the ids."""
     layer = random_layer(sizes, num_rows, torch.float32, device)
     num_slots = sizes.top_k + 1
     config = router_config(num_rows, sizes.hidden, sizes.experts, torch.float32)
+    config = dataclasses.replace(config, route_rows=route_rows)
     logits = router_logits(layer.x, layer.router, layer.shared_gate, config)
     routing = choose_experts(logits, sizes.experts, sizes.top_k, num_slots, True, config)
     pairs, tiles = group_pairs(routing, config, tile_rows)
