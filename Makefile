@@ -61,8 +61,9 @@ test: $(TEST_READY) ## the tests that need no GPU
 	$(PYTHON) -m pytest $(ARGS)
 
 gpu-test: $(TEST_READY) ## the tests that need a CUDA GPU
-	$(PYTHON) -m pytest -m gpu tests/engine tests/graphs tests/contract --ignore tests/engine/test_cuda.py $(ARGS)
-	$(PYTHON) -m pytest -m gpu tests/engine/test_cuda.py
+	$(PYTHON) -m pytest -m gpu tests/engine tests/graphs tests/contract \
+		--ignore tests/engine/test_cuda.py --ignore tests/engine/test_cuda_geometries.py $(ARGS)
+	$(PYTHON) -m pytest -m gpu tests/engine/test_cuda.py tests/engine/test_cuda_geometries.py
 
 gpu-sanitize: $(TEST_READY) ## compute-sanitizer over the small kernel tests; needs a CUDA GPU
 	for tool in memcheck racecheck; do PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool \

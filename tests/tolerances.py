@@ -13,6 +13,10 @@ from typing import Final
 # 4e-5 for the embedded one (deviation 5); transformers in fp32 is as far from its own fp64.
 LOGITS_FP32: Final = 1e-4
 
+# The same between our kernels and the torch references on CUDA, four layers of real width
+# (sums over thousands of terms in another order), logits of deviation 0.1 to 3 (E2, E7).
+LOGITS_FP32_WIDE: Final = 1e-3
+
 # Relative error (Frobenius norm) of an fp32 kernel or its reference against fp64 arithmetic,
 # over up to a few hundred tokens of random inputs (requirement E2).
 KERNEL_FP32_RTOL: Final = 1e-5
@@ -21,5 +25,6 @@ KERNEL_FP32_RTOL: Final = 1e-5
 KERNEL_BF16_RTOL: Final = 1e-2
 
 # Difference of a chosen token's log-probability between decode and prefill of the same tokens,
-# bf16 models of real geometries with made-up weights (requirement E1).
-LOGPROB_BF16: Final = 0.05
+# bf16 dense models of real geometries with made-up weights, logits of deviation 1.0 to 1.4
+# (requirement E1). Measured: 0.16 after 64 layers. A wrong state moves it by a deviation.
+LOGPROB_BF16: Final = 0.3

@@ -70,12 +70,18 @@ def empty_model(
 
 
 class ModelDriver:
-    """One loaded model and its requests; pages and slots are handed out in a mixed order."""
+    """One model and its requests; pages and slots are handed out in a mixed order.
 
-    def __init__(self, folder: Path, setting: Setting = TORCH_ON_CPU) -> None:
+    From a folder it is loaded; from a config its weights are for the caller to fill in.
+    """
+
+    def __init__(self, source: Path | ModelConfig, setting: Setting = TORCH_ON_CPU) -> None:
         self.device = setting.device
-        self.model, self.pools = empty_model(load_model_config(folder), setting)
-        load_weights(folder, partial(plan_weights, self.model), self.device, progress=False)
+        is_folder = isinstance(source, Path)
+        config = load_model_config(source) if is_folder else source
+        self.model, self.pools = empty_model(config, setting)
+        if is_folder:
+            load_weights(source, partial(plan_weights, self.model), self.device, progress=False)
         generator = torch.Generator().manual_seed(5)
         self.free_pages = (1 + torch.randperm(self.pools.num_pages, generator=generator)).tolist()
         self.free_slots = (1 + torch.randperm(self.pools.num_slots, generator=generator)).tolist()
