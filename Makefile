@@ -68,7 +68,7 @@ gpu-test: $(TEST_READY) ## the tests that need a CUDA GPU
 gpu-sanitize: $(TEST_READY) ## compute-sanitizer over the small kernel tests; needs a CUDA GPU
 	for tool in memcheck racecheck; do PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool \
 		--target-processes all --error-exitcode 9 \
-		$(PYTHON) -m pytest -m gpu tests/graphs/kernels -k "not real_sizes and not compiled" $(ARGS) || exit 1; done
+		$(PYTHON) -m pytest -m gpu tests/graphs/kernels -k "matches_fp64 or recurrence or every_path" $(ARGS) || exit 1; done
 
 test-e2e: $(TEST_READY) ## fresh clone, real servers, real client; takes minutes
 	$(PYTHON) -m pytest -m e2e $(ARGS)
