@@ -13,7 +13,9 @@ import triton
 
 MAX_PAIR_ROWS = 2  # up to here each pair streams its own expert; with 4 rows tiles are faster
 LANE_WORDS_AHEAD = 128  # registers of a lane that down weights on their way may take
+MAX_SINGLE_ROUTES = 64  # up to here a program of the top-k takes one row
 MAX_FEW_ROWS = 256  # up to here the router splits the hidden dim to fill the GPU
+MIN_MANY_ROWS = 4096  # from here on fewer, larger programs choose and group
 
 
 @dataclass(frozen=True)
@@ -29,12 +31,13 @@ class DotConfig:
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """The router's product, splits of the hidden dim, and rows per program of the top-k."""
+    """The router's product, splits of the hidden dim, rows per program of the top-k, warps."""
 
     dot: DotConfig
     splits: int
     route_rows: int
     route_warps: int
+    group_warps: int = 8
 
 
 @dataclass(frozen=True)
@@ -48,19 +51,12 @@ class VectorConfig:
 
 @dataclass(frozen=True)
 class PairConfig:
-    """The matrix-vector path.
-
-    slots_ahead: experts whose down weights are loaded before the first product. The prefetches
-    fill the memory's idle time between launches: prefetch_shared, the router's launch asks for
-    the shared gate_up; prefetch_down, the gate_up launch for so many sixteenths of all down
-    weights.
-    """
+    """The matrix-vector path; the down weights of slots_ahead experts are loaded before the
+    first product."""
 
     gate_up: VectorConfig
     down: VectorConfig
     slots_ahead: int
-    prefetch_shared: bool = True
-    prefetch_down: int = 8
 
 
 @dataclass(frozen=True)
@@ -82,37 +78,43 @@ def router_config(num_rows: int, hidden: int, num_experts: int, dtype: torch.dty
         return RouterConfig(DotConfig(16, 16, min(64, depth), 4, 2), 1, 8, 4)
     if num_rows <= MAX_FEW_ROWS:
         dot = DotConfig(16, 16, min(128, depth), 4, 3)
-        return RouterConfig(dot, max(1, min(8, hidden // dot.block_k)), 4, 4)
+        route_rows = 1 if num_rows <= MAX_SINGLE_ROUTES else 4
+        return RouterConfig(dot, max(1, min(8, hidden // dot.block_k)), route_rows, route_rows)
     # Many rows per program, because grouping reads the counts of all programs in each.
-    route_rows, route_warps = (32, 16) if num_experts <= 256 else (16, 8)
-    return RouterConfig(DotConfig(64, 64, min(64, depth), 4, 4), 1, route_rows, route_warps)
+    dot = DotConfig(64, 64, min(64, depth), 4, 4)
+    if num_experts > 256:
+        return RouterConfig(dot, 1, 16, 8)
+    if num_rows >= MIN_MANY_ROWS:
+        return RouterConfig(dot, 1, 64, 16, 4)
+    return RouterConfig(dot, 1, 32, 16)
 
 
 def pair_config(
     num_rows: int, hidden: int, inner: int, top_k: int, dtype: torch.dtype
 ) -> PairConfig:
-    """Programs of one warp, small enough to balance, with many loads in flight.
+    """Small programs, to balance, with many loads in flight.
 
     256 dims a warp are 16 bytes a lane, so that x lies in the layout of the weights as it is
-    loaded. Of the down weights as many experts are loaded ahead as the registers hold.
+    loaded. Of the down weights as many experts are loaded ahead as the registers hold; with one
+    row a second warp makes that all of them.
     """
     gate_up_depth = min(512, triton.next_power_of_2(hidden))
     down_depth = min(512, triton.next_power_of_2(inner))
-    block_n = 2
-    lane_words = block_n * triton.next_power_of_2(inner) * dtype.itemsize // 4 // 32
+    block_n, down_warps = 4, 2 if num_rows == 1 else 1
+    row_words = triton.next_power_of_2(inner) * dtype.itemsize // 4
+    lane_words = block_n * row_words // (32 * down_warps)
     slots_ahead = max(1, min(top_k, LANE_WORDS_AHEAD // max(1, lane_words)))
     return PairConfig(
         gate_up=VectorConfig(4, gate_up_depth, 1),
-        down=VectorConfig(block_n, down_depth, 1),
+        down=VectorConfig(block_n, down_depth, down_warps),
         slots_ahead=slots_ahead,
-        prefetch_down=8 if num_rows == 1 else 4,
     )
 
 
 def grouped_config(
     num_rows: int, num_experts: int, top_k: int, hidden: int, inner: int, dtype: torch.dtype
 ) -> GroupedConfig:
-    """Tiles about as high as an expert has rows on average."""
+    """Tiles about as high as an expert has rows on average, up to 64."""
     rows_per_expert = num_rows * top_k // num_experts
     hidden_depth = max(16, triton.next_power_of_2(hidden))
     inner_depth = max(16, triton.next_power_of_2(inner))
@@ -125,8 +127,6 @@ def grouped_config(
     if rows_per_expert < 32:
         gate_up = DotConfig(32, 64, min(64, hidden_depth), 4, 3)
         return GroupedConfig(gate_up, DotConfig(32, 64, min(64, inner_depth), 4, 4))
-    if rows_per_expert < 192:
-        gate_up = DotConfig(64, 64, min(64, hidden_depth), 4, 4)
-        return GroupedConfig(gate_up, DotConfig(64, 128, min(64, inner_depth), 4, 3))
-    gate_up = DotConfig(128, 64, min(64, hidden_depth), 4, 3)
-    return GroupedConfig(gate_up, DotConfig(128, 128, min(64, inner_depth), 4, 3))
+    # Higher tiles lose even at 256 rows an expert.
+    gate_up = DotConfig(64, 64, min(64, hidden_depth), 4, 4)
+    return GroupedConfig(gate_up, DotConfig(64, 128, min(64, inner_depth), 4, 3))

@@ -19,7 +19,7 @@ from graphs.kernels.moe.grouped_kernel import (
     sum_slots_kernel,
 )
 from graphs.kernels.moe.pair_kernel import pair_down_kernel, pair_gate_up_kernel
-from graphs.kernels.moe.routing import Routing, can_prefetch, group_pairs
+from graphs.kernels.moe.routing import Routing, group_pairs
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,6 @@ def run_pairs(
         x,
         experts.gate_up,
         experts.shared_gate_up,
-        experts.down,
-        experts.shared_down,
         logits,
         inner,
         weights,
@@ -94,7 +92,6 @@ def run_pairs(
         SPLITS=splits,
         EXPERTS_PADDED=triton.next_power_of_2(experts.num_experts),
         SLOTS_PADDED=triton.next_power_of_2(num_slots),
-        PREFETCH=config.prefetch_down if can_prefetch() else 0,
         BLOCK_N=gate_up.block_n,
         BLOCK_K=gate_up.block_k,
         num_warps=gate_up.num_warps,

@@ -8,7 +8,6 @@ program finds its expert again from the logits, which takes less time than a lau
 import triton
 import triton.language as tl
 
-from graphs.kernels.moe.prefetch_kernel import prefetch_slice
 from graphs.kernels.moe.router_kernel import (
     find_expert,
     load_ranking_keys,
@@ -58,8 +57,6 @@ def pair_gate_up_kernel(
     x_ptr,
     gate_up_ptr,
     shared_gate_up_ptr,
-    down_ptr,
-    shared_down_ptr,
     logits_ptr,
     inner_ptr,
     weights_ptr,
@@ -75,14 +72,12 @@ def pair_gate_up_kernel(
     SPLITS: tl.constexpr,
     EXPERTS_PADDED: tl.constexpr,
     SLOTS_PADDED: tl.constexpr,
-    PREFETCH: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     """inner [pairs, max(INNER, SHARED_INNER)] = silu(gate) * up, one pair and BLOCK_N dims.
 
-    The first num_rows programs only write weights and ids for `pair_down_kernel`. The others
-    prefetch PREFETCH sixteenths of the down weights for it.
+    The first num_rows programs only write weights and ids for `pair_down_kernel`.
     """
     NUM_SLOTS: tl.constexpr = TOP_K + 1
     INNER_STRIDE: tl.constexpr = max(INNER, SHARED_INNER)
@@ -138,10 +133,6 @@ def pair_gate_up_kernel(
         b_x = tl.load(p_x, mask=m_k[None, :], other=0.0).to(tl.float32)
         b_gate += b_gate_w * b_x
         b_up += b_up_w * b_x
-    if PREFETCH > 0:
-        p_expert = down_ptr + i_expert.to(tl.int64) * (HIDDEN * INNER)
-        p_down = shared_down_ptr if is_shared else p_expert
-        m_n = m_n & (prefetch_slice(p_down, width * HIDDEN, i_n, NUM_BLOCKS, PREFETCH) == 0)
     b_gate_sum = tl.sum(b_gate, 1)
     b_inner = b_gate_sum * tl.sigmoid(b_gate_sum) * tl.sum(b_up, 1)
     tl.store(inner_ptr + (i_row * NUM_SLOTS + i_slot) * INNER_STRIDE + o_n, b_inner, mask=m_n)

@@ -8,8 +8,6 @@ NUM_EXPERTS is the logit of the shared expert's gate. They are never rounded to 
 import triton
 import triton.language as tl
 
-from graphs.kernels.moe.prefetch_kernel import prefetch_slice
-
 LOWEST = tl.constexpr(-(2**31))  # ranks below every logit
 
 
@@ -19,22 +17,17 @@ def router_logits_kernel(
     router_ptr,
     gate_ptr,
     logits_ptr,
-    next_ptr,
     num_rows,
     HIDDEN: tl.constexpr,
     NUM_EXPERTS: tl.constexpr,
     LOGITS_STRIDE: tl.constexpr,
     SPLITS: tl.constexpr,
     SPLIT_SIZE: tl.constexpr,
-    NEXT_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """One program: BLOCK_M rows, one split, BLOCK_N experts or (last block) the shared gate.
-
-    Together they also prefetch NEXT_SIZE values, which the next launch needs whatever is chosen.
-    """
+    """One program: BLOCK_M rows, one split, BLOCK_N experts or (last block) the shared gate."""
     EXPERT_BLOCKS: tl.constexpr = (NUM_EXPERTS + BLOCK_N - 1) // BLOCK_N
     i_n = tl.program_id(0) % (EXPERT_BLOCKS + 1)
     i_m = tl.program_id(0) // (EXPERT_BLOCKS + 1) // SPLITS
@@ -65,10 +58,6 @@ def router_logits_kernel(
             b_x = tl.load(p_x + k, mask=m_m[:, None] & m_k[None, :], other=0.0)
             b_w = tl.load(p_w + k, mask=m_n[:, None] & m_k[None, :], other=0.0)
         b_sum = tl.dot(b_x, tl.trans(b_w), b_sum, input_precision="ieee")
-    if NEXT_SIZE > 0:
-        NUM_SLICES: tl.constexpr = (EXPERT_BLOCKS + 1) * SPLITS
-        i_slice = i_split * (EXPERT_BLOCKS + 1) + i_n
-        m_n = m_n & (prefetch_slice(next_ptr, NEXT_SIZE, i_slice, NUM_SLICES, 16) == 0)
     o_row = i_split.to(tl.int64) * num_rows + o_m
     p_logits = logits_ptr + o_row[:, None] * LOGITS_STRIDE + first_column + o_n[None, :]
     tl.store(p_logits, b_sum, mask=m_m[:, None] & m_n[None, :])

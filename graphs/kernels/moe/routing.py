@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 import triton
 from torch import Tensor
-from triton.runtime.interpreter import InterpretedFunction
 
 from graphs.kernels.launch import launch
 from graphs.kernels.moe.configs import RouterConfig
@@ -21,7 +20,6 @@ from graphs.kernels.moe.router_kernel import route_kernel, router_logits_kernel
 LOGITS_PADDING = 16  # the shared gate's column, and rows that start aligned
 CHUNKS_BLOCK = 16
 TILES_BLOCK = 32
-GROUP_WARPS = 8
 
 
 @dataclass(frozen=True)
@@ -35,22 +33,8 @@ class Routing:
     counts: Tensor
 
 
-def can_prefetch() -> bool:
-    """Whether kernels are compiled: the interpreter has no instruction of the GPU's own."""
-    return not isinstance(router_logits_kernel, InterpretedFunction)
-
-
-def router_logits(
-    x: Tensor,
-    router: Tensor,
-    shared_gate: Tensor,
-    config: RouterConfig,
-    prefetched: Tensor | None = None,
-) -> Tensor:
-    """fp32 partial logits [splits, T, E + 16]; column E is of shared_gate [1, hidden].
-
-    `prefetched` (contiguous) is on its way to the L2 cache when this launch ends.
-    """
+def router_logits(x: Tensor, router: Tensor, shared_gate: Tensor, config: RouterConfig) -> Tensor:
+    """fp32 partial logits [splits, T, E + 16]; column E is of shared_gate [1, hidden]."""
     assert router.is_contiguous() and shared_gate.is_contiguous()
     num_rows, hidden = x.shape
     num_experts, dot = router.shape[0], config.dot
@@ -66,14 +50,12 @@ def router_logits(
         router,
         shared_gate,
         logits,
-        x if prefetched is None else prefetched,
         num_rows,
         HIDDEN=hidden,
         NUM_EXPERTS=num_experts,
         LOGITS_STRIDE=logits.shape[2],
         SPLITS=config.splits,
         SPLIT_SIZE=split_size,
-        NEXT_SIZE=prefetched.numel() if prefetched is not None and can_prefetch() else 0,
         BLOCK_M=dot.block_m,
         BLOCK_N=dot.block_n,
         BLOCK_K=dot.block_k,
@@ -150,6 +132,6 @@ def group_pairs(routing: Routing, config: RouterConfig, tile_rows: int) -> tuple
         SLOTS_PADDED=triton.next_power_of_2(num_slots),
         CHUNKS_BLOCK=CHUNKS_BLOCK,
         TILES_BLOCK=TILES_BLOCK,
-        num_warps=GROUP_WARPS,
+        num_warps=config.group_warps,
     )
     return pairs, tiles
