@@ -25,6 +25,7 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
             yield f"{label} prepare", partial(prepare, *sizes, dtype)
             yield f"{label} decode", partial(decode, *sizes, dtype, 2, 1)
             if dtype == torch.bfloat16:
+                yield f"{label} decode, some requests", partial(decode, *sizes, dtype, 16, 1)
                 yield f"{label} decode, many requests", partial(decode, *sizes, dtype, 256, 1)
                 yield f"{label} verify", partial(decode, *sizes, dtype, 2, 4)
             yield f"{label} prefill", partial(prefill, *sizes, dtype)

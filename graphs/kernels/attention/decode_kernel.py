@@ -17,7 +17,9 @@ import triton.language as tl
 
 from graphs.kernels.attention.tile_kernel import LOWEST, attend_tile, load_pages
 
-NOTHING = tl.constexpr(float("-inf"))  # the log weight of a split that has seen no token
+# The log weight of a split that has seen no token. Finite: torch.compile writes constants out by
+# name, and an infinity has none. Its power of two is zero beside LOWEST as well.
+NOTHING = tl.constexpr(-3e38)
 
 
 @triton.jit
@@ -145,7 +147,6 @@ def combine_splits_kernel(
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
     IS_EAGER: tl.constexpr,
-    IS_ORDERED: tl.constexpr,
     STARTS_EARLY: tl.constexpr,
 ):
     """One program per (row, query head, block of dims).
@@ -166,14 +167,13 @@ def combine_splits_kernel(
             return
     o_s = tl.arange(0, BLOCK_S)
     m_s = o_s < num_used
-    # IS_ORDERED keeps the compiler from waiting for the weights before it loads the partials.
     p_partial = partial_ptr + i_head * num_splits * D + (o_s[:, None] * D + o_d[None, :])
     m_sd = m_s[:, None] & m_d[None, :]
-    b_partial = tl.load(p_partial, mask=m_sd, other=0.0, volatile=IS_ORDERED)
+    b_partial = tl.load(p_partial, mask=m_sd, other=0.0)
     p_gate = qkv_ptr + ((i_head // HQ) * qkv_stride + (2 * (i_head % HQ) + 1) * D) + o_d
-    b_gate = tl.load(p_gate, mask=m_d, other=0.0, volatile=IS_ORDERED).to(tl.float32)
+    b_gate = tl.load(p_gate, mask=m_d, other=0.0).to(tl.float32)
     p_log_weight = log_weight_ptr + i_head * num_splits + o_s
-    b_log_weight = tl.load(p_log_weight, mask=m_s, other=NOTHING, volatile=IS_ORDERED)
+    b_log_weight = tl.load(p_log_weight, mask=m_s, other=NOTHING)
     b_weight = tl.exp2(b_log_weight - tl.maximum(tl.max(b_log_weight, axis=0), LOWEST))
     b_sum = tl.sum(b_weight, axis=0)
     # What a split that sees nothing has written, or left unwritten, may be NaN.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from graphs.kernels.attention.configs import (
+    COMBINED_DIMS,
     DecodeConfig,
     PrefillConfig,
     PrepareConfig,
@@ -29,7 +30,7 @@ from graphs.kernels.attention.configs import (
 from graphs.kernels.attention.decode_kernel import combine_splits_kernel, paged_decode_kernel
 from graphs.kernels.attention.prefill_kernel import paged_prefill_kernel
 from graphs.kernels.attention.prepare_kernel import prepare_qkv_kernel
-from graphs.kernels.launch import launch
+from graphs.kernels.launch import can_start_early, launch
 
 CHUNK = 64  # most rows of one chunk of the `chunks` table
 
@@ -146,6 +147,8 @@ def launch_decode(
     min_tiles = least_tiles(config, num_pairs)
     is_split = num_splits > 1
     is_eager = is_split and config.is_eager
+    combine = launch(combine_splits_kernel)
+    starts_early = is_split and config.starts_early and can_start_early(combine)
     partials = empty_partials(q, num_splits if is_split else 0)
     launch(paged_decode_kernel)[(num_pairs * num_splits,)](
         q,
@@ -171,13 +174,12 @@ def launch_decode(
         BLOCK_N=config.block_n,
         IS_STRIDED=config.is_strided,
         IS_EAGER=is_eager,
-        STARTS_NEXT=config.starts_early,
+        STARTS_NEXT=starts_early,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
     if is_split:
-        num_dim_blocks = -(-head_dim // config.block_d)
-        launch(combine_splits_kernel)[(num_rows * num_q_heads * num_dim_blocks,)](
+        combine[(num_rows * num_q_heads * -(-head_dim // COMBINED_DIMS),)](
             *partials,
             context_lens,
             qkv,
@@ -190,11 +192,11 @@ def launch_decode(
             D=head_dim,
             BLOCK_N=config.block_n,
             BLOCK_S=config.block_s,
-            BLOCK_D=config.block_d,
+            BLOCK_D=COMBINED_DIMS,
             IS_EAGER=is_eager,
-            IS_ORDERED=config.is_ordered,
-            STARTS_EARLY=config.starts_early,
-            num_warps=config.combine_warps,
+            STARTS_EARLY=starts_early,
+            num_warps=1,
+            **({"launch_pdl": True} if starts_early else {}),
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -124,6 +126,25 @@ def test_other_geometries(sizes: tuple[int, int, int], page_size: int) -> None:
     for rows in (1, 4):
         heads = Heads(*sizes, page_size)
         check_decode(heads, [500, 65, 4, 1000], rows, torch.bfloat16, torch.device("cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_eager", [True, False])
+def test_an_early_start_leaves_the_bits(is_eager: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """E2: the combine kernel launched while the splits run. Oracle: launched after them."""
+    # As inside an op that nothing traces: the kernel itself.
+    monkeypatch.setattr(ops, "launch", lambda kernel: kernel)
+    heads, device = GEOMETRIES["27B"], torch.device("cuda")
+    context = build_context(heads, [5000, 0], torch.bfloat16, device)
+    q = torch.randn(2, heads.num_q, heads.dim, device=device, dtype=torch.bfloat16)
+    qkv = random_qkv(heads, 2, torch.bfloat16, device)
+    pools = (context.k_pool, context.v_pool)
+    shipped = decode_config(q.dtype, heads.dim, heads.num_q // heads.num_kv, 2 * heads.num_kv)
+    after, early = (torch.empty_like(q).flatten(1) for _ in range(2))
+    for out, starts_early in ((after, False), (early, True)):
+        config = dataclasses.replace(shipped, is_eager=is_eager, starts_early=starts_early)
+        ops.launch_decode(q, qkv, pools, context.page_table, context.lens, 1, out, config)
+    assert torch.equal(bits(early[0]), bits(after[0]))
 
 
 @pytest.mark.gpu
