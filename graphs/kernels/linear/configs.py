@@ -1,9 +1,10 @@
 """Which kernel multiplies how many rows, and with which blocks. Plain functions of shapes.
 
-A block of the matrix-vector kernel is as wide as its warps' 16-byte loads, and the order of its
-sums follows from the number of warps alone. That number is therefore a function of the weight;
-what may depend on the number of rows (BLOCK_N, stages) changes no bit of a result. The
-matrix-unit kernel has one configuration a weight. Numbers chosen from times on an H200.
+A block of the matrix-vector kernels is as wide as its warps' 16-byte loads, and the order of its
+sums follows from the number of warps alone. That number is therefore a function of the weight
+and the kernel; what may depend on the number of rows (BLOCK_N, stages) changes no bit of a
+result. The matrix-unit kernel has one configuration a weight. Numbers chosen from times on an
+H200.
 """
 
 from __future__ import annotations
@@ -13,6 +14,11 @@ from dataclasses import dataclass
 MAX_MATVEC_ROWS = 4
 MAX_FEW_ROWS = 64
 WARP_LOAD_BYTES = 32 * 16
+NUM_SMS = 132
+# What the kernel of one row is measured for. Its registers hold two blocks of weight rows.
+ONE_ROW_WARPS = 4
+MAX_ONE_ROW_PIECES = 17
+MIN_ONE_ROW_WEIGHT, MAX_ONE_ROW_WEIGHT_ROWS = 2**23, 2**16
 # Elements. Up to a small weight, starting a kernel takes longer than reading it.
 SMALL_WEIGHT, LARGE_WEIGHT = 2**23, 3 * 2**23
 
@@ -28,6 +34,14 @@ class MatvecConfig:
     def block_k(self, itemsize: int) -> int:
         """Columns that all warps load at once."""
         return self.num_warps * WARP_LOAD_BYTES // itemsize
+
+
+@dataclass(frozen=True)
+class OneRowConfig:
+    """block_n: weight rows a block; max_programs: what fits the GPU at once. No bit follows."""
+
+    block_n: int
+    max_programs: int
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,30 @@ def matvec_config(num_rows: int, num_weight_rows: int, depth: int) -> MatvecConf
         return MatvecConfig(num_warps=1, block_n=8, num_stages=4)
     num_warps = 1 if depth <= 2048 else 2
     return MatvecConfig(num_warps, block_n=4, num_stages=1 if num_rows == 1 else 4)
+
+
+def one_row_block_k(itemsize: int) -> int:
+    """Columns of a piece: all warps' 16-byte loads side by side."""
+    return ONE_ROW_WARPS * WARP_LOAD_BYTES // itemsize
+
+
+def one_row_config(num_weight_rows: int, depth: int, itemsize: int) -> OneRowConfig | None:
+    """For one row and a plain weight [num_weight_rows, depth]; None: the matrix-vector kernel.
+
+    Whether there is one, as all bits of the result, is a function of the weight.
+    """
+    pieces = -(-depth // one_row_block_k(itemsize))
+    is_measured = (
+        num_weight_rows * depth >= MIN_ONE_ROW_WEIGHT
+        and num_weight_rows <= MAX_ONE_ROW_WEIGHT_ROWS
+        and pieces <= MAX_ONE_ROW_PIECES
+    )
+    if not is_measured or depth * itemsize % 4 != 0:
+        return None
+    if pieces > 5:  # As many programs as the registers of an SM hold.
+        num_programs = 4 if pieces <= 6 else 3 if pieces <= 8 else 2
+        return OneRowConfig(block_n=1, max_programs=num_programs * NUM_SMS)
+    return OneRowConfig(block_n=2, max_programs=(8 if pieces <= 2 else 4) * NUM_SMS)
 
 
 def few_rows_config(num_weight_rows: int, *, is_gated: bool) -> FewRowsConfig:

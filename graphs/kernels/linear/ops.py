@@ -1,8 +1,9 @@
 """Products of rows with a weight: few rows by our own kernels, many by torch.
 
 Each op is bound by reading the weight as long as rows are few. A row's bits do not depend on the
-rows beside it as long as the same kernel takes them: up to `max_matvec_rows` rows, and from
-there up to `max_own_rows`.
+rows beside it as long as the same kernel takes them: one row alone, from 2 (gated: 1) to
+`max_matvec_rows` rows, and from there up to `max_own_rows`. Between these, bits may differ: a
+single row of a plain product has a kernel of its own, which sums in another order.
 """
 
 from __future__ import annotations
@@ -15,16 +16,21 @@ from torch.nn import functional as F
 from graphs.kernels.launch import launch
 from graphs.kernels.linear.configs import (
     MAX_MATVEC_ROWS,
+    ONE_ROW_WARPS,
     FewRowsConfig,
     MatvecConfig,
+    OneRowConfig,
     few_rows_config,
     matvec_config,
     max_matvec_rows,
     max_own_rows,
+    one_row_block_k,
+    one_row_config,
     pad_rows,
 )
 from graphs.kernels.linear.few_rows_kernel import few_rows_kernel
 from graphs.kernels.linear.matvec_kernel import matvec_kernel
+from graphs.kernels.linear.one_row_kernel import one_row_kernel
 from graphs.kernels.linear.swiglu_kernel import swiglu_kernel
 
 SWIGLU_BLOCK = 1024
@@ -77,13 +83,40 @@ def use_own_kernels(x: Tensor, weight: Tensor) -> bool:
 def multiply_few_rows(x: Tensor, weight: Tensor, out: Tensor, *, is_gated: bool) -> None:
     """Write the product into out [M, N], or with is_gated its swiglu into out [M, N / 2]."""
     num_rows, depth = x.shape
-    if num_rows <= max_matvec_rows(weight.shape[0], depth):
+    one_row = None
+    if num_rows == 1 and not is_gated:
+        one_row = one_row_config(weight.shape[0], depth, x.element_size())
+    if one_row is not None:
+        launch_one_row(x, weight, out, one_row)
+    elif num_rows <= max_matvec_rows(weight.shape[0], depth):
         padded = pad_rows(num_rows, 1, MAX_MATVEC_ROWS)
         config = matvec_config(padded, weight.shape[0], depth)
         launch_matvec(x, weight, out, config, is_gated=is_gated)
     else:
         few_rows = few_rows_config(weight.shape[0], is_gated=is_gated)
         launch_few_rows(x, weight, out, few_rows, is_gated=is_gated)
+
+
+def launch_one_row(x: Tensor, weight: Tensor, out: Tensor, config: OneRowConfig) -> None:
+    """The kernel for one row x [1, K], of a dtype that the weight shares, into out [1, N]."""
+    num_outputs, depth = weight.shape
+    block_k = one_row_block_k(x.element_size())
+    num_blocks = triton.cdiv(num_outputs, config.block_n)
+    assert weight.is_contiguous() and weight.dtype == x.dtype
+    launch(one_row_kernel)[(min(num_blocks, config.max_programs),)](
+        x,
+        weight,
+        out,
+        num_outputs,
+        depth,
+        num_blocks,
+        PIECES=triton.cdiv(depth, block_k),
+        EVEN_K=depth % block_k == 0,
+        BLOCK_N=config.block_n,
+        BLOCK_K=block_k,
+        WORD_LEN=4 // x.element_size(),
+        num_warps=ONE_ROW_WARPS,
+    )
 
 
 def launch_matvec(

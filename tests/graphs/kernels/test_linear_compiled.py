@@ -32,3 +32,13 @@ def test_compiled_products_follow_the_batch_size() -> None:
         rows = x[:num_rows], residual[:num_rows]
         expected = forward(*rows, (norm, gate_up, down))
         assert torch.equal(compiled(*rows, (norm, gate_up, down)), expected), num_rows
+
+
+@pytest.mark.gpu
+def test_compiled_product_of_one_row() -> None:
+    """E1: the kernel of one row, which large weights have. Oracle: the same op, uncompiled."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    x = torch.randn(1, 1000, generator=generator, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(8500, 1000, generator=generator, device="cuda", dtype=torch.bfloat16)
+    compiled = torch.compile(linear, fullgraph=True)
+    assert torch.equal(compiled(x, weight), linear(x, weight))

@@ -10,8 +10,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from graphs.kernels.linear import reference
-from graphs.kernels.linear.configs import max_matvec_rows, max_own_rows
-from graphs.kernels.linear.ops import gated_linear, linear, multiply_few_rows, swiglu
+from graphs.kernels.linear.configs import OneRowConfig, max_matvec_rows, max_own_rows
+from graphs.kernels.linear.ops import (
+    gated_linear,
+    launch_one_row,
+    linear,
+    multiply_few_rows,
+    swiglu,
+)
 from tests.tolerances import KERNEL_BF16_RTOL, KERNEL_FP32_RTOL
 
 TOLERANCES = {
@@ -21,7 +27,16 @@ TOLERANCES = {
 }
 # Rows, weight rows, depth: less than a block, a little more, no multiple of anything.
 AWKWARD_SIZES = [(1, 65, 500), (2, 1, 63), (3, 63, 1), (8, 7, 1500), (9, 65, 500), (65, 63, 65)]
-REAL_SIZES = [(1, 16480, 5120), (4, 5120, 17408), (8, 1024, 2048), (16, 14336, 5120)]
+REAL_SIZES = [
+    (1, 16480, 5120),
+    (1, 5120, 17408),
+    (1, 12352, 2048),
+    (4, 5120, 17408),
+    (8, 1024, 2048),
+    (16, 14336, 5120),
+]
+# Weight rows, depth, weight rows a block, programs: programs with no, one and more blocks ahead.
+ONE_ROW_SIZES = [(1, 2, 2, 132), (7, 512, 2, 4), (13, 1030, 1, 3), (27, 2560, 2, 4)]
 INTERPRETED_DTYPES = [torch.float32, torch.float16]  # the interpreter cuts bf16 off, unrounded
 BITWISE_WEIGHTS = [(16480, 5120), (34816, 5120), (5120, 17408), (12352, 2048), (2048, 4096)]
 
@@ -76,10 +91,12 @@ def check_row_bits(
 ) -> None:
     most = max_matvec_rows(num_weight_rows, depth)
     x, weight = random_operands(most, num_weight_rows, depth, dtype, device)
-    for multiply in (linear, gated_linear):
-        alone = torch.cat([multiply(row[None], weight) for row in x])
-        for num_rows in range(2, most + 1):
-            assert torch.equal(multiply(x[:num_rows], weight), alone[:num_rows]), num_rows
+    for multiply, first in ((linear, 2), (gated_linear, 1)):
+        together = multiply(x, weight)
+        for num_rows in range(first, most + 1):
+            rows = x[most - num_rows :].flip(0)
+            expected = together[most - num_rows :].flip(0)
+            assert torch.equal(multiply(rows, weight), expected), num_rows
 
 
 @pytest.mark.parametrize("dtype", INTERPRETED_DTYPES)
@@ -126,7 +143,7 @@ def test_swiglu_matches_fp64(
 
 
 def test_a_row_has_the_same_bits_whatever_the_rows_beside_it(device: torch.device) -> None:
-    """E7: the matrix-vector kernel. Oracle: each row multiplied alone, bit for bit.
+    """E7: the matrix-vector kernel. Oracle: the most rows multiplied together, bit for bit.
 
     In float32, whose results show every change of the order of a sum.
     """
@@ -136,8 +153,59 @@ def test_a_row_has_the_same_bits_whatever_the_rows_beside_it(device: torch.devic
 @pytest.mark.gpu
 @pytest.mark.parametrize(("num_weight_rows", "depth"), BITWISE_WEIGHTS)
 def test_a_row_has_the_same_bits_at_real_sizes(num_weight_rows: int, depth: int) -> None:
-    """E7: the matrix-vector kernel. Oracle: each row multiplied alone, bit for bit."""
+    """E7: the matrix-vector kernel. Oracle: the most rows multiplied together, bit for bit."""
     check_row_bits(num_weight_rows, depth, torch.bfloat16, torch.device("cuda"))
+
+
+def one_row_product(x: Tensor, weight: Tensor, block_n: int, max_programs: int) -> Tensor:
+    """By the kernel of one row, into NaN; what lies behind the result must stay NaN."""
+    num_outputs = weight.shape[0]
+    memory = torch.empty(1, num_outputs + 64, dtype=x.dtype, device=x.device)
+    launch_one_row(x, weight, memory[:, :num_outputs], OneRowConfig(block_n, max_programs))
+    assert memory[:, num_outputs:].isnan().all()
+    return memory[:, :num_outputs]
+
+
+def check_one_row(
+    size: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
+) -> None:
+    num_weight_rows, depth, block_n, max_programs = size
+    x, weight = random_operands(1, num_weight_rows, depth, dtype, device)
+    result = one_row_product(x, weight, block_n, max_programs)
+    assert relative_error(result, x.double() @ weight.double().t()) < TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("dtype", INTERPRETED_DTYPES)
+@pytest.mark.parametrize("size", ONE_ROW_SIZES)
+def test_one_row_is_multiplied(
+    size: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
+) -> None:
+    """E2: every block of every program, once. Oracle: the product in fp64, NaN behind it."""
+    check_one_row(size, dtype, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", ONE_ROW_SIZES)
+def test_one_row_is_multiplied_in_bf16(size: tuple[int, int, int, int]) -> None:
+    """E2: pairs of bf16 in words. Oracle: the product in fp64, NaN behind it."""
+    check_one_row(size, torch.bfloat16, torch.device("cuda"))
+
+
+def test_one_row_has_the_same_bits_wherever_the_weight_rows_lie(device: torch.device) -> None:
+    """E7: the kernel of one row. Oracle: each weight row multiplied alone, bit for bit."""
+    x, weight = random_operands(1, 7, 1030, torch.float32, device)
+    alone = torch.cat([one_row_product(x, row[None], 1, 1) for row in weight], dim=1)
+    for block_n, max_programs in ((1, 3), (2, 2), (2, 132)):
+        assert torch.equal(one_row_product(x, weight, block_n, max_programs), alone), block_n
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("num_weight_rows", "depth"), BITWISE_WEIGHTS)
+def test_one_row_has_the_same_bits_at_real_sizes(num_weight_rows: int, depth: int) -> None:
+    """E7: one row. Oracle: the same product with the weight's rows reversed, bit for bit."""
+    device = torch.device("cuda")
+    x, weight = random_operands(1, num_weight_rows, depth, torch.bfloat16, device)
+    assert torch.equal(linear(x, weight.flip(0)), linear(x, weight).flip(1))
 
 
 @pytest.mark.gpu
