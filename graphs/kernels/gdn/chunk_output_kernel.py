@@ -35,8 +35,8 @@ def gdn_prefill_output_kernel(
     num_rows,
     num_requests,
     projected_stride,
-    eps,
-    q_scale,
+    EPS: tl.constexpr,
+    Q_SCALE: tl.constexpr,
     H: tl.constexpr,
     HV: tl.constexpr,
     K: tl.constexpr,
@@ -84,7 +84,7 @@ def gdn_prefill_output_kernel(
     factor_ptrs = factors_ptr + pair * (NUM_FACTORS * CHUNK) + rows
     decay, decay_rest = tl.load(factor_ptrs), tl.load(factor_ptrs + CHUNK)
     k_length = tl.load(factor_ptrs + 5 * CHUNK)
-    q_length = tl.rsqrt(square + 1e-6) * q_scale
+    q_length = tl.rsqrt(square + 1e-6) * Q_SCALE
     is_seen = rows[:, None] >= rows[None, :]
     is_exact: tl.constexpr = values_ptr.dtype.element_ty == tl.float32
     scores *= k_length[None, :] * pair_decays(decay, decay_rest, is_seen, is_exact)
@@ -93,7 +93,7 @@ def gdn_prefill_output_kernel(
     o *= tl.exp(decay)[:, None]
     o = tl.dot(scores.to(values.dtype), tl.trans(values), acc=o, input_precision="tf32x3")
     o *= q_length[:, None]
-    row_norm = tl.rsqrt(tl.sum(o * o, axis=1) / V + eps)
+    row_norm = tl.rsqrt(tl.sum(o * o, axis=1) / V + EPS)
     weight = tl.load(norm_weight_ptr + v_dims, mask=v_dims < V, other=0.0).to(tl.float32)
     is_out = (rows < num_rows)[:, None] & (v_dims < V)[None, :]
     z_ptr = projected_ptr + first_row * projected_stride + 2 * H * K + HV * V + v_head * V

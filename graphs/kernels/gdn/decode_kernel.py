@@ -7,6 +7,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from graphs.kernels.gdn.gate_kernel import log_gates
+
 
 @triton.jit
 def conv_channels(
@@ -38,18 +40,6 @@ def unit_length(x):
     """x over its length, eps 1e-6 inside the root; fp32."""
     x = x.to(tl.float32)
     return x * tl.rsqrt(tl.sum(x * x, axis=0) + 1e-6)
-
-
-@triton.jit
-def gates(a, b, a_log, dt_bias):
-    """The factor exp(-exp(A_log) softplus(a + dt_bias)) and the write strength sigmoid(b)."""
-    shifted = a.to(tl.float32) + dt_bias
-    # log(1 + e) as accurate for small e as for large: log1p is not there for the interpreter.
-    grown = tl.exp(tl.minimum(shifted, 20.0))
-    rounded = 1.0 + grown
-    log1p = tl.where(rounded == 1.0, grown, tl.log(rounded) * (grown / (rounded - 1.0)))
-    softplus = tl.where(shifted > 20.0, shifted, log1p)
-    return tl.exp(-tl.exp(a_log) * softplus), tl.sigmoid(b.to(tl.float32))
 
 
 @triton.jit
@@ -150,19 +140,18 @@ def gdn_decode_kernel(
     tl.store(new_row_ptr + v_channels, raw_v, mask=is_v)
     q, k, v = unit_length(q) * Q_SCALE, unit_length(k), v.to(tl.float32)
     gate_row_ptr = row_ptr + NUM_CHANNELS + HV * V
-    decay, beta = gates(
+    log_decay, beta = log_gates(
         tl.load(gate_row_ptr + HV + v_head),
         tl.load(gate_row_ptr + v_head),
         tl.load(a_log_ptr + v_head),
         tl.load(dt_bias_ptr + v_head),
     )
+    decay = tl.exp(log_decay)
     o = tl.zeros([NUM_V_BLOCKS, BLOCK_V], tl.float32)
     for block in tl.static_range(NUM_V_BLOCKS):
         # A load cannot pass the store before it by itself: they might be of the same rows.
         if block + 1 < NUM_V_BLOCKS:
-            following = load_state_rows(
-                state_ptr, block + 1, position > 0, K, V, BLOCK_K, BLOCK_V
-            )
+            following = load_state_rows(state_ptr, block + 1, position > 0, K, V, BLOCK_K, BLOCK_V)
         else:
             following = stored
         block_v = tl.sum(tl.where(blocks[:, None] == block, v, 0.0), axis=0)

@@ -130,7 +130,8 @@ def test_the_window_reaches_back_into_the_ring(start: int, device: torch.device)
 
 
 def with_gates(rows: Rows, a: Tensor, b: Tensor) -> Rows:
-    return replace(rows, a=a.expand_as(rows.a).contiguous(), b=b.expand_as(rows.b).contiguous())
+    a, b = (x.to(rows.a.device).expand_as(rows.a).contiguous() for x in (a, b))
+    return replace(rows, a=a, b=b)
 
 
 @pytest.mark.parametrize("spread", [0.0, 1e-3, 0.1])
