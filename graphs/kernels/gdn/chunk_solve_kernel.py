@@ -11,15 +11,13 @@ from graphs.kernels.gdn.gate_kernel import log_gates
 
 
 @triton.jit
-def pair_decays(decay, decay_rest, is_seen, IS_EXACT: tl.constexpr):
-    """e^(G_i - G_j) where is_seen [i, j], else 0. G only falls, so no exponent is positive.
+def pair_decays(gap, is_seen):
+    """e^(G_i - G_j) of the gaps G_i - G_j where is_seen [i, j], else 0.
 
-    G of -500 has an error of 3e-5 in fp32, as large as fp32 results may err in all: where
-    IS_EXACT, what rounding took from G is added back.
+    G only falls, so no exponent that counts is positive. G of -500 has an error of 3e-5 in fp32,
+    as large as fp32 results may err in all: where results are fp32, the gap includes what
+    rounding took from G.
     """
-    gap = decay[:, None] - decay[None, :]
-    if IS_EXACT:
-        gap += decay_rest[:, None] - decay_rest[None, :]
     return tl.exp(tl.where(is_seen, gap, -float("inf")))
 
 
@@ -143,8 +141,10 @@ def gdn_prefill_solve_kernel(
     tl.store(factor_ptrs + 4 * CHUNK, length * tl.exp(rest_decay.to(tl.float32)))
     tl.store(factor_ptrs + 5 * CHUNK, length)
     is_past = rows[:, None] > rows[None, :]
-    is_exact: tl.constexpr = inverses_ptr.dtype.element_ty == tl.float32
-    system = products * beta[:, None] * pair_decays(decay, decay_rest, is_past, is_exact)
+    gap = decay[:, None] - decay[None, :]
+    if inverses_ptr.dtype.element_ty == tl.float32:
+        gap += decay_rest[:, None] - decay_rest[None, :]
+    system = products * beta[:, None] * pair_decays(gap, is_past)
     scratch_ptr += pair * (CHUNK * CHUNK)
     tl.store(scratch_ptr + tile, system)
     tl.debug_barrier()

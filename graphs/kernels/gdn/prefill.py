@@ -32,6 +32,7 @@ class PrefillConfig:
     scan_block_v: int
     scan_warps: int
     scan_stages: int
+    output_rows: int
     output_block_k: int
     output_warps: int
     output_stages: int
@@ -96,6 +97,7 @@ def choose_config(dtype: torch.dtype, head_k_dim: int, head_v_dim: int) -> Prefi
             scan_block_v=min(padded_v, 16),
             scan_warps=4,
             scan_stages=1,
+            output_rows=32,
             output_block_k=min(padded_k, 16),
             output_warps=8,
             output_stages=1,
@@ -108,6 +110,7 @@ def choose_config(dtype: torch.dtype, head_k_dim: int, head_v_dim: int) -> Prefi
         scan_block_v=min(padded_v, 64),
         scan_warps=4,
         scan_stages=4 if padded_k <= 128 else 2,
+        output_rows=CHUNK,
         output_block_k=min(padded_k, 64),
         output_warps=8,
         output_stages=1,  # never 2: on Hopper, Triton 3.6, it gave results off by 3e-2
@@ -290,7 +293,7 @@ def launch_scan(inputs: PrefillInputs, config: PrefillConfig) -> None:
 def launch_output(inputs: PrefillInputs, config: PrefillConfig, out: Tensor, eps: float) -> None:
     """Fill out [T, HV * V]."""
     num_chunks, num_v_heads, padded_v, _ = inputs.values.shape
-    launch(gdn_prefill_output_kernel)[(num_chunks * num_v_heads,)](
+    launch(gdn_prefill_output_kernel)[(num_chunks * num_v_heads * (CHUNK // config.output_rows),)](
         inputs.projected,
         inputs.row_starts,
         inputs.chunks,
@@ -306,6 +309,7 @@ def launch_output(inputs: PrefillInputs, config: PrefillConfig, out: Tensor, eps
         EPS=eps,
         Q_SCALE=inputs.state_pool.shape[3] ** -0.5,
         **inputs.sizes,
+        BLOCK_T=config.output_rows,
         ROW_K=inputs.queries_keys.shape[3],
         BLOCK_K=config.output_block_k,
         BLOCK_V=padded_v,
