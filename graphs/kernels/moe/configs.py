@@ -15,7 +15,7 @@ MAX_PAIR_ROWS = 2  # up to here each pair streams its own expert; with 4 rows ti
 LANE_WORDS_AHEAD = 128  # registers of a lane that down weights on their way may take
 MAX_SINGLE_ROUTES = 64  # up to here a program of the top-k takes one row
 MAX_FEW_ROWS = 256  # up to here the router splits the hidden dim to fill the GPU
-MIN_MANY_ROWS = 4096  # from here on programs that choose and group have fewer warps
+MIN_MANY_ROWS = 4096  # from here on fewer, larger programs choose and group
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,8 @@ class VectorConfig:
 
 @dataclass(frozen=True)
 class PairConfig:
-    """The matrix-vector path; `shared` is the shared expert's first product, with the warps of
-    the router; the down weights of slots_ahead experts are loaded before the first product."""
-
-    shared: VectorConfig
+    """The matrix-vector path; the down weights of slots_ahead experts are loaded before the
+    first product."""
 
     gate_up: VectorConfig
     down: VectorConfig
@@ -87,7 +85,7 @@ def router_config(num_rows: int, hidden: int, num_experts: int, dtype: torch.dty
     if num_experts > 256:
         return RouterConfig(dot, 1, 16, 8)
     if num_rows >= MIN_MANY_ROWS:
-        return RouterConfig(dot, 1, 32, 8, 4)
+        return RouterConfig(dot, 1, 64, 16, 4)
     return RouterConfig(dot, 1, 32, 16)
 
 
@@ -107,7 +105,6 @@ def pair_config(
     lane_words = block_n * row_words // (32 * down_warps)
     slots_ahead = max(1, min(top_k, LANE_WORDS_AHEAD // max(1, lane_words)))
     return PairConfig(
-        shared=VectorConfig(4, gate_up_depth, 4),
         gate_up=VectorConfig(4, gate_up_depth, 1),
         down=VectorConfig(block_n, down_depth, down_warps),
         slots_ahead=slots_ahead,

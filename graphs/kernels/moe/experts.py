@@ -18,18 +18,8 @@ from graphs.kernels.moe.grouped_kernel import (
     grouped_gate_up_kernel,
     sum_slots_kernel,
 )
-from graphs.kernels.moe.pair_kernel import (
-    pair_down_kernel,
-    pair_gate_up_kernel,
-    pair_router_kernel,
-)
-from graphs.kernels.moe.routing import (
-    Routing,
-    count_router_programs,
-    empty_logits,
-    group_pairs,
-    split_size,
-)
+from graphs.kernels.moe.pair_kernel import pair_down_kernel, pair_gate_up_kernel
+from graphs.kernels.moe.routing import Routing, group_pairs
 
 
 @dataclass(frozen=True)
@@ -65,23 +55,49 @@ class Experts:
 
 def run_pairs(
     x: Tensor,
-    router: Tensor,
-    shared_gate: Tensor,
+    logits: Tensor,
     experts: Experts,
     top_k: int,
     renormalise: bool,
-    router_config: RouterConfig,
     config: PairConfig,
 ) -> Tensor:
-    """Few rows: every pair streams its expert, in three launches."""
-    logits, shared_inner = pair_router(x, router, shared_gate, experts, router_config, config)
-    inner, weights, ids = pair_gate_up(x, logits, experts, top_k, renormalise, config)
+    """Few rows: every pair streams its expert, in two launches after the router's product."""
     num_rows, hidden = x.shape
+    splits, _, logits_stride = logits.shape
+    num_slots = top_k + 1
+    inner_stride = max(experts.inner, experts.shared_inner)
+    inner = torch.empty(num_rows, num_slots, inner_stride, dtype=x.dtype, device=x.device)
+    weights = torch.empty(num_rows, num_slots, dtype=torch.float32, device=x.device)
+    ids = torch.empty(num_rows, num_slots, dtype=torch.int32, device=x.device)
     out = torch.empty(num_rows, hidden, dtype=x.dtype, device=x.device)
-    down = config.down
+    gate_up, down = config.gate_up, config.down
+    launch(pair_gate_up_kernel)[
+        (num_rows + num_rows * num_slots * triton.cdiv(inner_stride, gate_up.block_n),)
+    ](
+        x,
+        experts.gate_up,
+        experts.shared_gate_up,
+        logits,
+        inner,
+        weights,
+        ids,
+        num_rows,
+        HIDDEN=hidden,
+        INNER=experts.inner,
+        SHARED_INNER=experts.shared_inner,
+        NUM_EXPERTS=experts.num_experts,
+        LOGITS_STRIDE=logits_stride,
+        TOP_K=top_k,
+        RENORMALISE=renormalise,
+        SPLITS=splits,
+        EXPERTS_PADDED=triton.next_power_of_2(experts.num_experts),
+        SLOTS_PADDED=triton.next_power_of_2(num_slots),
+        BLOCK_N=gate_up.block_n,
+        BLOCK_K=gate_up.block_k,
+        num_warps=gate_up.num_warps,
+    )
     launch(pair_down_kernel)[(num_rows * triton.cdiv(hidden, down.block_n),)](
         inner,
-        shared_inner,
         experts.down,
         experts.shared_down,
         weights,
@@ -97,84 +113,6 @@ def run_pairs(
         num_warps=down.num_warps,
     )
     return out
-
-
-def pair_router(
-    x: Tensor,
-    router: Tensor,
-    shared_gate: Tensor,
-    experts: Experts,
-    router_config: RouterConfig,
-    config: PairConfig,
-) -> tuple[Tensor, Tensor]:
-    """Logits as of `router_logits`, and the shared expert's inner activations [T, S]."""
-    assert router.is_contiguous() and shared_gate.is_contiguous()
-    num_rows, hidden = x.shape
-    num_experts, dot, shared = experts.num_experts, router_config.dot, config.shared
-    logits = empty_logits(x, num_experts, router_config)
-    shared_inner = torch.empty(num_rows, experts.shared_inner, dtype=x.dtype, device=x.device)
-    num_programs = count_router_programs(num_rows, num_experts, router_config)
-    num_programs += num_rows * triton.cdiv(experts.shared_inner, shared.block_n)
-    launch(pair_router_kernel)[(num_programs,)](
-        x,
-        router,
-        shared_gate,
-        experts.shared_gate_up,
-        logits,
-        shared_inner,
-        num_rows,
-        HIDDEN=hidden,
-        SHARED_INNER=experts.shared_inner,
-        NUM_EXPERTS=num_experts,
-        LOGITS_STRIDE=logits.shape[2],
-        SPLITS=router_config.splits,
-        SPLIT_SIZE=split_size(hidden, router_config),
-        SHARED_BLOCK_N=shared.block_n,
-        SHARED_BLOCK_K=shared.block_k,
-        BLOCK_M=dot.block_m,
-        BLOCK_N=dot.block_n,
-        BLOCK_K=dot.block_k,
-        num_warps=dot.num_warps,
-        num_stages=dot.num_stages,
-    )
-    return logits, shared_inner
-
-
-def pair_gate_up(
-    x: Tensor, logits: Tensor, experts: Experts, top_k: int, renormalise: bool, config: PairConfig
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The chosen experts' inner activations [T, top_k, I]; weights fp32 and ids int32, both
-    [T, top_k + 1], the last weight that of the shared expert, the last id not written."""
-    num_rows, hidden = x.shape
-    splits, _, logits_stride = logits.shape
-    inner = torch.empty(num_rows, top_k, experts.inner, dtype=x.dtype, device=x.device)
-    weights = torch.empty(num_rows, top_k + 1, dtype=torch.float32, device=x.device)
-    ids = torch.empty(num_rows, top_k + 1, dtype=torch.int32, device=x.device)
-    gate_up = config.gate_up
-    launch(pair_gate_up_kernel)[
-        (num_rows + num_rows * top_k * triton.cdiv(experts.inner, gate_up.block_n),)
-    ](
-        x,
-        experts.gate_up,
-        logits,
-        inner,
-        weights,
-        ids,
-        num_rows,
-        HIDDEN=hidden,
-        INNER=experts.inner,
-        NUM_EXPERTS=experts.num_experts,
-        LOGITS_STRIDE=logits_stride,
-        TOP_K=top_k,
-        RENORMALISE=renormalise,
-        SPLITS=splits,
-        EXPERTS_PADDED=triton.next_power_of_2(experts.num_experts),
-        SLOTS_PADDED=triton.next_power_of_2(top_k + 1),
-        BLOCK_N=gate_up.block_n,
-        BLOCK_K=gate_up.block_k,
-        num_warps=gate_up.num_warps,
-    )
-    return inner, weights, ids
 
 
 def run_grouped(

@@ -55,7 +55,8 @@ def moe_mlp(
     config = router_config(num_rows, hidden, experts.num_experts, x.dtype)
     if num_rows <= MAX_PAIR_ROWS:
         pairs = pair_config(num_rows, hidden, experts.inner, top_k, x.dtype)
-        return run_pairs(x, router, shared_gate, experts, top_k, renormalise, config, pairs)
+        logits = router_logits(x, router, shared_gate, config)
+        return run_pairs(x, logits, experts, top_k, renormalise, pairs)
     logits = router_logits(x, router, shared_gate, config)
     routing = choose_experts(logits, experts.num_experts, top_k, top_k + 1, renormalise, config)
     grouped = grouped_config(num_rows, experts.num_experts, top_k, hidden, experts.inner, x.dtype)

@@ -12,8 +12,7 @@ LOWEST = tl.constexpr(-(2**31))  # ranks below every logit
 
 
 @triton.jit
-def store_logits(
-    i_program,
+def router_logits_kernel(
     x_ptr,
     router_ptr,
     gate_ptr,
@@ -30,9 +29,9 @@ def store_logits(
 ):
     """One program: BLOCK_M rows, one split, BLOCK_N experts or (last block) the shared gate."""
     EXPERT_BLOCKS: tl.constexpr = (NUM_EXPERTS + BLOCK_N - 1) // BLOCK_N
-    i_n = i_program % (EXPERT_BLOCKS + 1)
-    i_m = i_program // (EXPERT_BLOCKS + 1) // SPLITS
-    i_split = i_program // (EXPERT_BLOCKS + 1) % SPLITS
+    i_n = tl.program_id(0) % (EXPERT_BLOCKS + 1)
+    i_m = tl.program_id(0) // (EXPERT_BLOCKS + 1) // SPLITS
+    i_split = tl.program_id(0) // (EXPERT_BLOCKS + 1) % SPLITS
     o_m = i_m * BLOCK_M + tl.arange(0, BLOCK_M)
     o_k = tl.arange(0, BLOCK_K)
     o_n = tl.arange(0, BLOCK_N)
@@ -62,41 +61,6 @@ def store_logits(
     o_row = i_split.to(tl.int64) * num_rows + o_m
     p_logits = logits_ptr + o_row[:, None] * LOGITS_STRIDE + first_column + o_n[None, :]
     tl.store(p_logits, b_sum, mask=m_m[:, None] & m_n[None, :])
-
-
-@triton.jit
-def router_logits_kernel(
-    x_ptr,
-    router_ptr,
-    gate_ptr,
-    logits_ptr,
-    num_rows,
-    HIDDEN: tl.constexpr,
-    NUM_EXPERTS: tl.constexpr,
-    LOGITS_STRIDE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SPLIT_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """Logits of all rows."""
-    store_logits(
-        tl.program_id(0),
-        x_ptr,
-        router_ptr,
-        gate_ptr,
-        logits_ptr,
-        num_rows,
-        HIDDEN,
-        NUM_EXPERTS,
-        LOGITS_STRIDE,
-        SPLITS,
-        SPLIT_SIZE,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_K,
-    )
 
 
 @triton.jit

@@ -33,32 +33,19 @@ class Routing:
     counts: Tensor
 
 
-def empty_logits(x: Tensor, num_experts: int, config: RouterConfig) -> Tensor:
-    """fp32 [splits, T, E + 16]."""
-    shape = (config.splits, x.shape[0], num_experts + LOGITS_PADDING)
-    return torch.empty(shape, dtype=torch.float32, device=x.device)
-
-
-def split_size(hidden: int, config: RouterConfig) -> int:
-    """Hidden dims of one split, whole blocks."""
-    num_blocks: int = triton.cdiv(triton.cdiv(hidden, config.splits), config.dot.block_k)
-    return num_blocks * config.dot.block_k
-
-
-def count_router_programs(num_rows: int, num_experts: int, config: RouterConfig) -> int:
-    """Programs of `store_logits`: blocks of rows, splits, blocks of experts and the gate."""
-    num_row_blocks: int = triton.cdiv(num_rows, config.dot.block_m)
-    num_expert_blocks: int = triton.cdiv(num_experts, config.dot.block_n)
-    return num_row_blocks * config.splits * (num_expert_blocks + 1)
-
-
 def router_logits(x: Tensor, router: Tensor, shared_gate: Tensor, config: RouterConfig) -> Tensor:
     """fp32 partial logits [splits, T, E + 16]; column E is of shared_gate [1, hidden]."""
     assert router.is_contiguous() and shared_gate.is_contiguous()
     num_rows, hidden = x.shape
     num_experts, dot = router.shape[0], config.dot
-    logits = empty_logits(x, num_experts, config)
-    launch(router_logits_kernel)[(count_router_programs(num_rows, num_experts, config),)](
+    logits = torch.empty(
+        config.splits, num_rows, num_experts + LOGITS_PADDING, dtype=torch.float32, device=x.device
+    )
+    split_size = triton.cdiv(triton.cdiv(hidden, config.splits), dot.block_k) * dot.block_k
+    num_blocks = triton.cdiv(num_experts, dot.block_n) + 1
+    launch(router_logits_kernel)[
+        (triton.cdiv(num_rows, dot.block_m) * config.splits * num_blocks,)
+    ](
         x,
         router,
         shared_gate,
@@ -68,7 +55,7 @@ def router_logits(x: Tensor, router: Tensor, shared_gate: Tensor, config: Router
         NUM_EXPERTS=num_experts,
         LOGITS_STRIDE=logits.shape[2],
         SPLITS=config.splits,
-        SPLIT_SIZE=split_size(hidden, config),
+        SPLIT_SIZE=split_size,
         BLOCK_M=dot.block_m,
         BLOCK_N=dot.block_n,
         BLOCK_K=dot.block_k,

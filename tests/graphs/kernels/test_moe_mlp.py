@@ -48,12 +48,10 @@ def run_path(layer: MoeLayer, sizes: MoeSizes, path: GroupedConfig | None) -> Te
     num_rows = layer.x.shape[0]
     experts = Experts(*layer.weights[1:5])
     router = router_config(num_rows, sizes.hidden, sizes.experts, layer.x.dtype)
+    logits = router_logits(layer.x, layer.router, layer.shared_gate, router)
     if path is None:
         config = pair_config(num_rows, sizes.hidden, sizes.inner, sizes.top_k, layer.x.dtype)
-        return run_pairs(
-            layer.x, layer.router, layer.shared_gate, experts, sizes.top_k, True, router, config
-        )
-    logits = router_logits(layer.x, layer.router, layer.shared_gate, router)
+        return run_pairs(layer.x, logits, experts, sizes.top_k, True, config)
     routing = choose_experts(logits, sizes.experts, sizes.top_k, sizes.top_k + 1, True, router)
     return run_grouped(layer.x, routing, experts, router, path)
 
@@ -107,12 +105,10 @@ def test_pairs_in_any_blocks(device: torch.device, num_rows: int, slots_ahead: i
     sizes = MoeSizes(24, 6, 12, 20, 3)
     layer = random_layer(sizes, num_rows, torch.float32, device)
     router = router_config(num_rows, sizes.hidden, sizes.experts, torch.float32)
-    experts = Experts(*layer.weights[1:5])
+    logits = router_logits(layer.x, layer.router, layer.shared_gate, router)
     blocks = VectorConfig(block_n=8, block_k=8, num_warps=1)
-    config = PairConfig(shared=blocks, gate_up=blocks, down=blocks, slots_ahead=slots_ahead)
-    out = run_pairs(
-        layer.x, layer.router, layer.shared_gate, experts, sizes.top_k, False, router, config
-    )
+    config = PairConfig(gate_up=blocks, down=blocks, slots_ahead=slots_ahead)
+    out = run_pairs(layer.x, logits, Experts(*layer.weights[1:5]), sizes.top_k, False, config)
     assert relative_error(out, oracle_mlp(layer, sizes.top_k, False)) < KERNEL_FP32_RTOL
 
 
