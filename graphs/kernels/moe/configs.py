@@ -85,7 +85,7 @@ def router_config(num_rows: int, hidden: int, num_experts: int, dtype: torch.dty
     if num_experts > 256:
         return RouterConfig(dot, 1, 16, 8)
     if num_rows >= MIN_MANY_ROWS:
-        return RouterConfig(dot, 1, 64, 16, 4)
+        return RouterConfig(dot, 1, 32, 8, 4)
     return RouterConfig(dot, 1, 32, 16)
 
 
