@@ -23,7 +23,7 @@ OUT ?=
 ARGS ?=
 MODEL_FLAG = $(if $(MODEL),--model-path "$(MODEL)")
 
-.PHONY: help setup serve batch bench test gpu-test gpu-sanitize test-e2e check fmt fmt-check lint types imports clean
+.PHONY: help setup serve batch bench bench-gpu test gpu-test gpu-sanitize test-e2e check fmt fmt-check lint types imports clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  \1\t/' | expand -t 14
@@ -60,15 +60,23 @@ bench: $(SERVE_READY) ## measure speed and write bench/results/*.json
 test: $(TEST_READY) ## the tests that need no GPU
 	$(PYTHON) -m pytest $(ARGS)
 
-gpu-test: $(TEST_READY) ## the tests that need a CUDA GPU
-	$(PYTHON) -m pytest -m gpu tests/engine tests/graphs tests/contract \
-		--ignore tests/engine/test_cuda.py --ignore tests/engine/test_cuda_geometries.py $(ARGS)
-	$(PYTHON) -m pytest -m gpu tests/engine/test_cuda.py tests/engine/test_cuda_geometries.py
+# Real geometries fill the GPU: those files run by themselves. Exit code 5: ARGS selected no test.
+GPU_ALONE := tests/engine/test_cuda.py tests/engine/test_cuda_geometries.py
 
-gpu-sanitize: $(TEST_READY) ## compute-sanitizer over the small kernel tests; needs a CUDA GPU
-	for tool in memcheck racecheck; do PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool \
-		--target-processes all --error-exitcode 9 \
-		$(PYTHON) -m pytest -m gpu tests/graphs/kernels -k "matches_fp64 or recurrence or every_path" $(ARGS) || exit 1; done
+gpu-test: $(TEST_READY) ## the tests that need a CUDA GPU; ARGS="-n 12" with pytest-xdist
+	$(PYTHON) -m pytest -m gpu tests/engine tests/graphs tests/contract \
+		$(addprefix --ignore ,$(GPU_ALONE)) $(ARGS) || [ $$? -eq 5 ]
+	$(PYTHON) -m pytest -m gpu $(GPU_ALONE)
+
+gpu-sanitize: $(TEST_READY) ## compute-sanitizer over small cases of the kernels; needs a CUDA GPU
+	for tool in memcheck racecheck; do \
+		PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --target-processes all \
+		--error-exitcode 9 $(PYTHON) -m pytest -m "gpu and sanitize" tests/graphs/kernels $(ARGS) \
+		|| exit 1; done
+
+bench-gpu: $(SERVE_READY) ## kernels and steps on this GPU, beside their floors
+	$(PYTHON) -m bench.kernels --results bench/results/gpu-kernels.json $(ARGS)
+	$(PYTHON) -m bench.step --results bench/results/gpu-steps.json
 
 test-e2e: $(TEST_READY) ## fresh clone, real servers, real client; takes minutes
 	$(PYTHON) -m pytest -m e2e $(ARGS)

@@ -11,7 +11,7 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
 CountOrZero = Annotated[int, msgspec.Meta(ge=0, le=2**24)]
 LayerCount = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 Length = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
-# A conv window of taps - 1 rows is kept, so one tap alone would leave an empty pool.
+# A conv of one tap looks at no other row: there would be no window to keep.
 TapCount = Annotated[int, msgspec.Meta(ge=2, le=64)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]

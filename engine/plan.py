@@ -26,6 +26,9 @@ DEFAULT_MEMORY_RATIO_CPU = 0.4
 DEFAULT_PREFILL_TOKENS_CUDA = 8192
 DEFAULT_PREFILL_TOKENS_CPU = 512
 MAX_COUNT = 2**31 - 1
+# What the Triton kernels are made and tested for.
+MAX_HEAD_DIM = 256
+MAX_HEAD_RATIO = 16
 MAX_THREADS = 1024
 POSITIVE_OPTIONS = frozenset(
     (
@@ -78,6 +81,9 @@ def make_plan(
     check_options(config)
     check_eos_ids(model)
     is_cuda = facts.device.type == "cuda"
+    attention_backend = choose_attention_backend(config.attention_backend, is_cuda)
+    if is_cuda:
+        check_kernel_shapes(model, attention_backend)
     dtype = DTYPES[choose_dtype(config.dtype, model, is_cuda)]
     state_dtype = DTYPES[config.state_dtype]
     units = unit_bytes(
@@ -120,7 +126,7 @@ def make_plan(
         dtype=dtype,
         state_dtype=state_dtype,
         is_compiled=config.compile == "on" or (config.compile == "auto" and not is_cuda),
-        attention_backend=choose_attention_backend(config.attention_backend, is_cuda),
+        attention_backend=attention_backend,
         memory=memory,
         page_size=config.page_size,
         max_running_requests=config.max_running_requests,
@@ -186,6 +192,31 @@ def choose_attention_backend(wanted: str, is_cuda: bool) -> str:
     if wanted != "auto":
         return wanted
     return "triton" if is_cuda else "torch"
+
+
+def check_kernel_shapes(model: ModelConfig, attention_backend: str) -> None:
+    """Refuse head sizes that the CUDA kernels do not take; names the field of config.json."""
+    if attention_backend == "triton":
+        ratio = model.num_q_heads // model.num_kv_heads
+        require(
+            model.head_dim % 16 == 0 and 16 <= model.head_dim <= MAX_HEAD_DIM,
+            f"head_dim {model.head_dim}: on cuda it must be a multiple of 16, at most "
+            f"{MAX_HEAD_DIM}; use --attention-backend torch",
+        )
+        require(
+            ratio <= MAX_HEAD_RATIO,
+            f"num_attention_heads is {ratio} times num_key_value_heads: on cuda at most "
+            f"{MAX_HEAD_RATIO}; use --attention-backend torch",
+        )
+    for field, size in (
+        ("linear_key_head_dim", model.head_k_dim_gdn),
+        ("linear_value_head_dim", model.head_v_dim_gdn),
+    ):
+        require(
+            size % 16 == 0 and 16 <= size <= MAX_HEAD_DIM,
+            f"{field} {size}: on cuda it must be a multiple of 16, at most {MAX_HEAD_DIM}; "
+            f"use --device cpu",
+        )
 
 
 def choose_model_len(config: EngineConfig, model: ModelConfig) -> int:

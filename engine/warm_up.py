@@ -1,4 +1,8 @@
-"""Runs every planned shape once, so that no request waits for a compilation."""
+"""Runs planned shapes once, so that no request waits for their compilation.
+
+On the CPU these are all. On CUDA our kernels also choose by the number of rows, and a first request
+of another size waits for Triton, seconds at most: captured families will name every size.
+"""
 
 from __future__ import annotations
 

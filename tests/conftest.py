@@ -13,7 +13,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from engine import LLM  # noqa: E402
+from engine import LLM
 
 EMBEDDED = Path(__file__).parent.parent / "server" / "embedded"
 

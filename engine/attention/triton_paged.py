@@ -11,7 +11,7 @@ from graphs.kernels.attention import ops
 
 
 class TritonPagedAttention:
-    """For CUDA. Rows of one request in a decode batch: as many as the inputs have."""
+    """For CUDA."""
 
     capabilities = RowCapabilities(max_rows_per_request=1, can_capture=True)
 
