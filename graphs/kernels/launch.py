@@ -6,7 +6,6 @@ from typing import Any
 
 from torch.library import wrap_triton
 from triton.runtime.interpreter import InterpretedFunction
-from triton.runtime.jit import JITFunction
 
 
 def launch(kernel: Any) -> Any:  # noqa: ANN401  (Triton has no common type for a launchable)
@@ -15,11 +14,3 @@ def launch(kernel: Any) -> Any:  # noqa: ANN401  (Triton has no common type for 
     Under TRITON_INTERPRET=1 kernels run as Python on CPU tensors, which `wrap_triton` refuses.
     """
     return kernel if isinstance(kernel, InterpretedFunction) else wrap_triton(kernel)
-
-
-def can_start_early(launchable: Any) -> bool:  # noqa: ANN401
-    """Whether a result of `launch` takes launch_pdl: in eager mode, inside an op's implementation.
-
-    torch.compile and the interpreter pass no launch options on.
-    """
-    return isinstance(launchable, JITFunction)

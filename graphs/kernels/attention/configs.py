@@ -31,9 +31,8 @@ class DecodeConfig:
     Contexts are split until they fill `num_programs`; beyond that, where page tables have room
     for contexts of several `long_tokens`, until a batch has `max_programs`.
     A program of the combine kernel adds up to `block_s` splits, the most there are.
-    `is_strided`: a split takes every so manieth tile, or else neighbouring ones. `is_eager`: as in
-    decode_kernel.py. `starts_early`: the combine kernel is launched while the other one runs,
-    in eager mode only.
+    `is_strided`: a split takes every so manieth tile, or else neighbouring ones.
+    `loads_all_splits`: as in decode_kernel.py.
     """
 
     block_n: int
@@ -44,9 +43,8 @@ class DecodeConfig:
     long_tokens: int = 2048
     short_tokens: int = 1024
     block_s: int = 64
-    is_eager: bool = False
+    loads_all_splits: bool = False
     is_strided: bool = True
-    starts_early: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,6 @@ class PrefillConfig:
     block_n: int
     num_warps: int
     num_stages: int
-    has_full_loop: bool = True
 
 
 def pad_to_power_of_two(size: int, smallest: int = 16) -> int:
@@ -73,22 +70,21 @@ def decode_config(
 
     `num_packed_rows`: query heads of one key/value head times rows of one request.
     """
-    is_eager = bool(num_pairs <= FEW_PAIRS)
+    loads_all = bool(num_pairs <= FEW_PAIRS)
     if dtype == torch.float32:
         num_warps = pad_to_power_of_two(num_packed_rows) // 4
-        return DecodeConfig(16, num_warps, 2, 2 * NUM_SMS, is_eager=is_eager)
+        return DecodeConfig(16, num_warps, 2, 2 * NUM_SMS, loads_all_splits=loads_all)
     if num_packed_rows > 32:
-        return DecodeConfig(64, 8, 2, NUM_SMS, MAX_PROGRAMS, is_eager=is_eager)
+        return DecodeConfig(64, 8, 2, NUM_SMS, MAX_PROGRAMS, loads_all_splits=loads_all)
     if head_dim <= 128:
-        return DecodeConfig(64, 4, 3, 2 * NUM_SMS, MAX_PROGRAMS, is_eager=is_eager)
-    # Measured on an H200: 64 tokens and 8 warps, a program an SM, are 10% faster for 16 contexts of
-    # 32k and 25% for one of 32k among 15 of 1k; for 64 contexts of 1k they are 5 to 14% slower.
+        return DecodeConfig(64, 4, 3, 2 * NUM_SMS, MAX_PROGRAMS, loads_all_splits=loads_all)
+    # Large tiles for long contexts, small ones for many short contexts.
     if num_packed_rows <= 16 and bool(num_pairs <= SOME_PAIRS):
-        return DecodeConfig(64, 8, 3, NUM_SMS, MAX_PROGRAMS, is_eager=is_eager)
-    # Neighbouring tiles are 8% faster for 4 rows at 32k, and no different for 16 requests at 1k.
+        return DecodeConfig(64, 8, 3, NUM_SMS, MAX_PROGRAMS, loads_all_splits=loads_all)
+    # Verify of long contexts is faster over neighbouring tiles.
     is_strided = num_packed_rows <= 16
     return DecodeConfig(
-        32, 4, 3, 2 * NUM_SMS, MAX_PROGRAMS, is_eager=is_eager, is_strided=is_strided
+        32, 4, 3, 2 * NUM_SMS, MAX_PROGRAMS, loads_all_splits=loads_all, is_strided=is_strided
     )
 
 

@@ -5,9 +5,9 @@ A program holds all query heads and rows of one (request, key/value head), so th
 keys and values is read once. Each split leaves a normalised result and the logarithm of its
 weight; the combine kernel adds them up in split order, so runs repeat bit by bit.
 
-IS_EAGER, for few programs: every split leaves something, and the combine kernel loads them all
-without asking how many a context has used. Otherwise it looks, and a context of one split has
-been written out already.
+LOADS_ALL_SPLITS, for few programs: every split leaves something, and the combine kernel loads
+them all without asking how many a context has used. Otherwise it looks, and a context of one
+split has been written out already.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ def paged_decode_kernel(
     PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     IS_STRIDED: tl.constexpr,
-    IS_EAGER: tl.constexpr,
-    STARTS_NEXT: tl.constexpr,
+    LOADS_ALL_SPLITS: tl.constexpr,
 ):
     # Neighbours read the heads of the same tokens: one stretch of memory.
     i_h = tl.program_id(0) % H
@@ -87,14 +86,12 @@ def paged_decode_kernel(
     if IS_STRIDED:  # split i takes tiles i, i + num_used, ...
         table_tokens = num_table_pages * PAGE_SIZE
         pages = load_pages(p_table, i_split * BLOCK_N, table_tokens, PAGE_SIZE, BLOCK_N)
-    if STARTS_NEXT:
-        tl.extra.cuda.gdc_launch_dependents()
 
     num_tiles = tl.cdiv(context_len, BLOCK_N)
     num_used = count_splits(num_tiles, num_splits, min_tiles)
     o_partial = (o_row * (H * G) + o_head) * num_splits + i_split
     if i_split >= num_used:
-        if IS_EAGER:
+        if LOADS_ALL_SPLITS:
             p_log_weight = log_weight_ptr + o_partial
             tl.store(p_log_weight, tl.full([M_PAD], NOTHING, tl.float32), mask=o_m < ROWS * G)
         return
@@ -121,7 +118,7 @@ def paged_decode_kernel(
     has_seen = b_sum > 0.0  # a verify row may see nothing of a split
     b_sum = tl.where(has_seen, b_sum, 1.0)
     b_acc *= (1.0 / b_sum)[:, None]
-    if IS_EAGER or num_used > 1:
+    if LOADS_ALL_SPLITS or num_used > 1:
         b_log_weight = tl.where(has_seen, b_max + tl.log2(b_sum), NOTHING)
         tl.store(log_weight_ptr + o_partial, b_log_weight, mask=o_m < ROWS * G)
         tl.store(partial_ptr + o_partial[:, None] * D + o_d[None, :], b_acc, mask=m_md)
@@ -146,21 +143,15 @@ def combine_splits_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    IS_EAGER: tl.constexpr,
-    STARTS_EARLY: tl.constexpr,
+    LOADS_ALL_SPLITS: tl.constexpr,
 ):
-    """One program per (row, query head, block of dims).
-
-    STARTS_EARLY: launched while paged_decode_kernel runs.
-    """
+    """One program per (row, query head, block of dims)."""
     NUM_BLOCKS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
     i_head = (tl.program_id(0) // NUM_BLOCKS).to(tl.int64)  # over rows and heads
     o_d = (tl.program_id(0) % NUM_BLOCKS) * BLOCK_D + tl.arange(0, BLOCK_D)
     m_d = o_d < D
-    if STARTS_EARLY:
-        tl.extra.cuda.gdc_wait()
     num_used = num_splits
-    if not IS_EAGER:
+    if not LOADS_ALL_SPLITS:
         context_len = tl.load(context_lens_ptr + i_head // (HQ * ROWS)).to(tl.int32)
         num_used = count_splits(tl.cdiv(context_len, BLOCK_N), num_splits, min_tiles)
         if num_used == 1:  # written out already

@@ -1,11 +1,11 @@
 """Attention over a paged KV cache as Triton operators.
 
 Shapes: T rows of R requests, HQ query heads, H key/value heads, D head dim (a multiple of 16 up
-to 256; G = HQ / H up to 16). k_pool and v_pool are contiguous [pages, page_size, H, D], page_size
-a power of two; page_table [R, P] names each request's pages in order; page 0 is padding and never
-written. qkv [T, 2 * HQ * D + 2 * H * D] has the columns [per query head: q, gate | k | v]; its
-rows and those of the page table may be strided. Index tensors are int64. The `launch_` functions
-take the configuration and the output, for sweeps and tests.
+to 256; G = HQ / H up to 16). k_pool and v_pool are contiguous [pages, page_size, H, D], fastest
+where page_size is a multiple of 64; page_table [R, P] names each request's pages in order; page 0
+is padding and never written. qkv [T, 2 * HQ * D + 2 * H * D] has the columns [per query head: q,
+gate | k | v]; its rows and those of the page table may be strided, q is contiguous. Index tensors
+are int64. The `launch_` functions take the configuration and the output, for sweeps and tests.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from graphs.kernels.attention.configs import (
 from graphs.kernels.attention.decode_kernel import combine_splits_kernel, paged_decode_kernel
 from graphs.kernels.attention.prefill_kernel import paged_prefill_kernel
 from graphs.kernels.attention.prepare_kernel import prepare_qkv_kernel
-from graphs.kernels.launch import can_start_early, launch
+from graphs.kernels.launch import launch
 
 CHUNK = 64  # most rows of one chunk of the `chunks` table
+MAX_PACKED_ROWS = 128  # query heads of one key/value head times rows of one request, in decode
 
 
 @torch.library.triton_op("deltaloom::prepare_qkv", mutates_args={"k_pool", "v_pool"})
@@ -74,6 +75,7 @@ def launch_prepare(
     config: PrepareConfig,
 ) -> None:
     """Fill q [T, HQ, D] and the pools. See `prepare_qkv`; weights: two norms and inv_freq."""
+    check_strides(q, qkv, pools)
     num_rows, num_q_heads, head_dim = q.shape
     _, page_size, num_kv_heads, _ = pools[0].shape
     half = weights[2].shape[0]
@@ -142,13 +144,15 @@ def launch_decode(
     num_requests, num_table_pages = page_table.shape
     _, page_size, num_kv_heads, _ = pools[0].shape
     group_size = num_q_heads // num_kv_heads
+    check_strides(q, qkv, pools)
+    assert page_table.stride(1) == 1, "page table rows have gaps"
+    assert num_rows == num_requests * rows_per_request, "not rows_per_request rows a request"
+    assert group_size * rows_per_request <= MAX_PACKED_ROWS, "too many rows a request"
     num_pairs = num_requests * num_kv_heads
     num_splits = num_decode_splits(config, num_pairs, num_table_pages * page_size)
     min_tiles = least_tiles(config, num_pairs)
     is_split = num_splits > 1
-    is_eager = is_split and config.is_eager
-    combine = launch(combine_splits_kernel)
-    starts_early = is_split and config.starts_early and can_start_early(combine)
+    loads_all_splits = is_split and config.loads_all_splits
     partials = empty_partials(q, num_splits if is_split else 0)
     launch(paged_decode_kernel)[(num_pairs * num_splits,)](
         q,
@@ -173,13 +177,12 @@ def launch_decode(
         PAGE_SIZE=page_size,
         BLOCK_N=config.block_n,
         IS_STRIDED=config.is_strided,
-        IS_EAGER=is_eager,
-        STARTS_NEXT=starts_early,
+        LOADS_ALL_SPLITS=loads_all_splits,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
     if is_split:
-        combine[(num_rows * num_q_heads * -(-head_dim // COMBINED_DIMS),)](
+        launch(combine_splits_kernel)[(num_rows * num_q_heads * -(-head_dim // COMBINED_DIMS),)](
             *partials,
             context_lens,
             qkv,
@@ -193,10 +196,8 @@ def launch_decode(
             BLOCK_N=config.block_n,
             BLOCK_S=config.block_s,
             BLOCK_D=COMBINED_DIMS,
-            IS_EAGER=is_eager,
-            STARTS_EARLY=starts_early,
+            LOADS_ALL_SPLITS=loads_all_splits,
             num_warps=1,
-            **({"launch_pdl": True} if starts_early else {}),
         )
 
 
@@ -247,6 +248,8 @@ def launch_prefill(
     """Fill out [T, HQ * D]. See `paged_prefill_attention`; rows are row_starts and chunks."""
     num_rows, num_q_heads, head_dim = q.shape
     _, page_size, num_kv_heads, _ = pools[0].shape
+    check_strides(q, qkv, pools)
+    assert page_table.stride(1) == 1, "page table rows have gaps"
     group_size = num_q_heads // num_kv_heads
     heads = heads_per_program(config, group_size)
     num_chunks = rows[1].shape[0]
@@ -275,7 +278,14 @@ def launch_prefill(
         CHUNK=CHUNK,
         BLOCK_ROWS=config.block_rows,
         BLOCK_N=config.block_n,
-        HAS_FULL_LOOP=config.has_full_loop,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
+
+
+def check_strides(q: Tensor, qkv: Tensor, pools: tuple[Tensor, Tensor]) -> None:
+    """The kernels address memory as if these hold."""
+    assert q.is_contiguous(), "q is not contiguous"
+    assert qkv.stride(1) == 1, "qkv rows have gaps"
+    assert pools[0].is_contiguous(), "k_pool is not contiguous"
+    assert pools[1].is_contiguous(), "v_pool is not contiguous"

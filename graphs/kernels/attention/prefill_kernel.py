@@ -82,7 +82,6 @@ def paged_prefill_kernel(
     CHUNK: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    HAS_FULL_LOOP: tl.constexpr,
 ):
     GROUPS: tl.constexpr = G // HEADS
     PIECES: tl.constexpr = CHUNK // BLOCK_ROWS
@@ -128,17 +127,15 @@ def paged_prefill_kernel(
     b_acc = tl.zeros([HEADS * BLOCK_ROWS, D_PAD], tl.float32)
     k_ptr = k_pool_ptr + i_h * D
     v_ptr = v_pool_ptr + i_h * D
-    full_end = 0
-    if HAS_FULL_LOOP:  # tiles that every row sees whole
-        full_end = tl.maximum(first_position + 1, 0) // BLOCK_N * BLOCK_N
-        for first_token in range(0, full_end, BLOCK_N):
-            next_token = first_token + BLOCK_N
-            next_pages = load_pages(p_table, next_token, token_limit, PAGE_SIZE, BLOCK_N)
-            b_max, b_sum, b_acc = attend_tile(
-                b_q, b_max, b_sum, b_acc, b_visible, k_ptr, v_ptr, pages,
-                first_token, token_limit, SCALE, H, D, D_PAD, PAGE_SIZE, BLOCK_N, False,
-            )  # fmt: skip
-            pages = next_pages
+    full_end = tl.maximum(first_position + 1, 0) // BLOCK_N * BLOCK_N
+    for first_token in range(0, full_end, BLOCK_N):  # tiles that every row sees whole
+        next_token = first_token + BLOCK_N
+        next_pages = load_pages(p_table, next_token, token_limit, PAGE_SIZE, BLOCK_N)
+        b_max, b_sum, b_acc = attend_tile(
+            b_q, b_max, b_sum, b_acc, b_visible, k_ptr, v_ptr, pages,
+            first_token, token_limit, SCALE, H, D, D_PAD, PAGE_SIZE, BLOCK_N, False,
+        )  # fmt: skip
+        pages = next_pages
     for first_token in range(full_end, token_limit, BLOCK_N):
         next_token = first_token + BLOCK_N
         next_pages = load_pages(p_table, next_token, token_limit, PAGE_SIZE, BLOCK_N)

@@ -14,12 +14,12 @@ LOWEST = tl.constexpr(-1e30)
 def load_pages(
     page_table_ptr, first_token, token_limit, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """The page of the tile from first_token on, or where pages are smaller, of its tokens.
+    """The page of the tile from first_token on, or where tiles do not divide pages, of its tokens.
 
     Loops load the next tile's before they use this one's: loaded beside its use, the page would
     be pipelined as well, and the keys and values behind it have fewer stages.
     """
-    if PAGE_SIZE >= BLOCK_N:  # both powers of two: the tile lies in one page
+    if PAGE_SIZE % BLOCK_N == 0:  # the tile lies in one page
         p_page = page_table_ptr + first_token // PAGE_SIZE
         pages = tl.load(p_page, mask=first_token < token_limit, other=0)
     else:
@@ -45,7 +45,7 @@ def load_tile(
     """Keys or values [BLOCK_N, D_PAD]; masked, tokens outside m_tokens are zero, never stale."""
     o_n = tl.arange(0, BLOCK_N)
     o_d = tl.arange(0, D_PAD)
-    if PAGE_SIZE >= BLOCK_N:  # one 64-bit base, constant offsets
+    if PAGE_SIZE % BLOCK_N == 0:  # one 64-bit base, constant offsets
         pool_ptr += (pages * PAGE_SIZE + first_token % PAGE_SIZE) * (H * D)
         p_tile = pool_ptr + (o_n[:, None] * (H * D) + o_d[None, :])
     else:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from torch import Tensor
@@ -21,6 +19,7 @@ from tests.graphs.kernels.attention_cases import (
     PagedContext,
     attend,
     bits,
+    build_chunks,
     build_context,
     gates,
     poison_memory,
@@ -95,7 +94,7 @@ def test_decode_matches_fp64(heads: Heads, rows: int, splits: str, device: torch
         long_tokens=16,
         short_tokens=32,
         block_s=4,
-        is_eager=splits == "full of splits",
+        loads_all_splits=splits == "full of splits",
     )
     check_decode(heads, context_lens, rows, torch.float32, device, config)
 
@@ -105,6 +104,46 @@ def test_decode_matches_fp64(heads: Heads, rows: int, splits: str, device: torch
 def test_shipped_configurations(rows: int, dtype: torch.dtype, device: torch.device) -> None:
     """E2: a longer context, the configuration that serving uses. Oracle: fp64 attention."""
     check_decode(SIX, [500, 3], rows, dtype, device)
+
+
+@pytest.mark.parametrize("page_size", [96, 24])
+def test_pages_that_tiles_do_not_divide(page_size: int, device: torch.device) -> None:
+    """E2: tiles of 64 tokens over pages of 96 and 24. Oracle: fp64 attention."""
+    heads = Heads(2, 2, 32, page_size)
+    check_decode(heads, [230, 97, 0, 24], 2, torch.float16, device)
+    neighbours = DecodeConfig(64, 4, 2, 16, short_tokens=64, is_strided=False)
+    check_decode(heads, [230, 97], 1, torch.float16, device, neighbours)
+
+
+def test_what_the_kernels_would_misread(device: torch.device) -> None:
+    """E2: strides and counts that the kernels do not look at are refused. Oracle: the contract."""
+    context = build_context(PLAIN, [20, 9], torch.float32, device)
+    q = torch.randn(2, PLAIN.num_q, PLAIN.dim, device=device)
+    qkv = random_qkv(PLAIN, 2, torch.float32, device)
+    pool, table = context.k_pool, context.page_table
+    turned_pool = pool.transpose(1, 2).contiguous().transpose(1, 2)
+    gaps = torch.zeros_like(table).repeat(1, 2)[:, ::2]
+    turned_q = q.transpose(1, 2).contiguous().transpose(1, 2)
+    wide_qkv = qkv.repeat_interleave(2, dim=1)[:, ::2]
+    wrong = {
+        "q is": (turned_q, qkv, pool, pool, table, 1),
+        "qkv rows": (q, wide_qkv, pool, pool, table, 1),
+        "k_pool": (q, qkv, turned_pool, pool, table, 1),
+        "v_pool": (q, qkv, pool, turned_pool, table, 1),
+        "page table": (q, qkv, pool, pool, gaps, 1),
+        "rows_per_request": (q, qkv, pool, pool, table, 2),
+        "too many rows": (q.repeat(129, 1, 1), qkv, pool, pool, table, 129),
+    }
+    ops.paged_decode_attention(q, qkv, pool, pool, table, context.lens, 1)
+    for message, (*tensors, rows) in wrong.items():
+        with pytest.raises(AssertionError, match=message):
+            ops.paged_decode_attention(*tensors, context.lens, rows)
+    row_starts, chunks = (x.to(device) for x in build_chunks([1, 1]))
+    with pytest.raises(AssertionError, match="page table"):
+        ops.paged_prefill_attention(q, qkv, pool, pool, gaps, context.lens, row_starts, chunks)
+    norm, slots = torch.zeros(PLAIN.dim, device=device), torch.zeros_like(context.lens)
+    with pytest.raises(AssertionError, match="qkv rows"):
+        ops.prepare_qkv(wide_qkv, norm, norm, norm[:4], slots, slots, pool, pool, PLAIN.num_q, 1e-6)
 
 
 @pytest.mark.gpu
@@ -119,32 +158,13 @@ def test_real_sizes(geometry: str, rows: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("page_size", [8, 16, 32, 64, 256])
+@pytest.mark.parametrize("page_size", [8, 16, 24, 32, 64, 96, 256])
 @pytest.mark.parametrize("sizes", [(4, 4, 128), (8, 1, 96), (16, 1, 64), (12, 4, 32), (3, 1, 80)])
 def test_other_geometries(sizes: tuple[int, int, int], page_size: int) -> None:
     """E2: head dims from 32 to 256, ratios from 1 to 16. Oracle: fp64 attention."""
     for rows in (1, 4):
         heads = Heads(*sizes, page_size)
         check_decode(heads, [500, 65, 4, 1000], rows, torch.bfloat16, torch.device("cuda"))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("is_eager", [True, False])
-def test_an_early_start_leaves_the_bits(is_eager: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """E2: the combine kernel launched while the splits run. Oracle: launched after them."""
-    # As inside an op that nothing traces: the kernel itself.
-    monkeypatch.setattr(ops, "launch", lambda kernel: kernel)
-    heads, device = GEOMETRIES["27B"], torch.device("cuda")
-    context = build_context(heads, [5000, 0], torch.bfloat16, device)
-    q = torch.randn(2, heads.num_q, heads.dim, device=device, dtype=torch.bfloat16)
-    qkv = random_qkv(heads, 2, torch.bfloat16, device)
-    pools = (context.k_pool, context.v_pool)
-    shipped = decode_config(q.dtype, heads.dim, heads.num_q // heads.num_kv, 2 * heads.num_kv)
-    after, early = (torch.empty_like(q).flatten(1) for _ in range(2))
-    for out, starts_early in ((after, False), (early, True)):
-        config = dataclasses.replace(shipped, is_eager=is_eager, starts_early=starts_early)
-        ops.launch_decode(q, qkv, pools, context.page_table, context.lens, 1, out, config)
-    assert torch.equal(bits(early[0]), bits(after[0]))
 
 
 @pytest.mark.gpu
@@ -186,7 +206,7 @@ def test_reference_matches_fp64(rows: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::UserWarning")  # the compiler's advice on precision
 def test_compiled_and_captured() -> None:
-    """E7: one graph for every batch size, captured by CUDA. Oracle: the op called directly."""
+    """E5: one graph for every batch size, captured by CUDA. Oracle: the op called directly."""
     heads, device = GEOMETRIES["35B-A3B"], torch.device("cuda")
     torch._dynamo.reset()
     compiled = torch.compile(ops.paged_decode_attention, fullgraph=True, dynamic=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import pytest
@@ -94,12 +93,17 @@ def test_prefill_matches_fp64(heads: Heads, block_rows: int, device: torch.devic
     check_prefill(heads, requests, torch.float32, device, config)
 
 
-@pytest.mark.parametrize("has_full_loop", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_longer_contexts(dtype: torch.dtype, has_full_loop: bool, device: torch.device) -> None:
-    """E2: the configuration that serving uses and its one-loop twin. Oracle: fp64 attention."""
-    config = dataclasses.replace(prefill_config(dtype, SIX.dim), has_full_loop=has_full_loop)
-    check_prefill(SIX, [(20, 300), (80, 80)], dtype, device, config)
+def test_longer_contexts(dtype: torch.dtype, device: torch.device) -> None:
+    """E2: the configuration that serving uses. Oracle: fp64 attention."""
+    check_prefill(SIX, [(20, 300), (80, 80)], dtype, device)
+
+
+@pytest.mark.parametrize("page_size", [96, 24])
+def test_pages_that_tiles_do_not_divide(page_size: int, device: torch.device) -> None:
+    """E2: tiles of 64 tokens over pages of 96 and 24. Oracle: fp64 attention."""
+    requests = [(20, 230), (0, 0), (97, 97)]
+    check_prefill(Heads(2, 2, 32, page_size), requests, torch.float16, device)
 
 
 @pytest.mark.gpu
@@ -112,7 +116,7 @@ def test_real_sizes(geometry: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("page_size", [8, 16, 32, 64, 256])
+@pytest.mark.parametrize("page_size", [8, 16, 24, 32, 64, 96, 256])
 @pytest.mark.parametrize("sizes", [(4, 4, 128), (8, 1, 96), (16, 1, 64), (12, 4, 32), (3, 1, 80)])
 def test_other_geometries(sizes: tuple[int, int, int], page_size: int) -> None:
     """E2: head dims from 32 to 256, ratios from 1 to 16. Oracle: fp64 attention."""
@@ -145,7 +149,7 @@ def test_reference_matches_fp64() -> None:
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::UserWarning")  # the compiler's advice on precision
 def test_compiled_and_captured() -> None:
-    """E7: one graph for every batch size, captured by CUDA. Oracle: the op called directly."""
+    """E5: one graph for every batch size, captured by CUDA. Oracle: the op called directly."""
     heads, device = GEOMETRIES["35B-A3B"], torch.device("cuda")
     torch._dynamo.reset()
     compiled = torch.compile(ops.paged_prefill_attention, fullgraph=True, dynamic=True)

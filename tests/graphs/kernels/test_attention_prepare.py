@@ -200,7 +200,7 @@ def test_chunks_are_as_long_as_the_kernels_expect() -> None:
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::UserWarning")  # the compiler's advice on precision
 def test_compiled() -> None:
-    """E7: one graph for every number of rows. Oracle: the op called directly."""
+    """E5: one graph for every number of rows. Oracle: the op called directly."""
     heads, device = GEOMETRIES["35B-A3B"], torch.device("cuda")
     torch._dynamo.reset()
     compiled = torch.compile(ops.prepare_qkv, fullgraph=True, dynamic=True)
