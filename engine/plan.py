@@ -109,15 +109,7 @@ def make_plan(
         min_pages=min_pages,
     )
     max_kv_tokens = memory.num_pages * config.page_size
-    if config.max_kv_tokens is not None and config.max_model_len is not None:
-        require(
-            max_kv_tokens >= config.max_model_len,
-            f"--max-kv-tokens {config.max_kv_tokens} is less than --max-model-len "
-            f"{config.max_model_len}; raise the one or lower the other",
-        )
-    max_model_len = min(wanted_len, max_kv_tokens)
-    if max_model_len < wanted_len:
-        logger.info("max_model_len is %d: that is what the KV cache holds", max_model_len)
+    max_model_len = cut_model_len(config, wanted_len, max_kv_tokens)
     return Plan(
         model_path=Path(config.model_path),
         model=model,
@@ -230,6 +222,19 @@ def choose_model_len(config: EngineConfig, model: ModelConfig) -> int:
         f"(max_position_embeddings in config.json)",
     )
     return wanted
+
+
+def cut_model_len(config: EngineConfig, wanted_len: int, max_kv_tokens: int) -> int:
+    """The longest sequence that the KV cache holds; what was asked for explicitly must fit."""
+    if config.max_kv_tokens is not None and config.max_model_len is not None:
+        require(
+            max_kv_tokens >= config.max_model_len,
+            f"--max-kv-tokens {config.max_kv_tokens} is less than --max-model-len "
+            f"{config.max_model_len}; raise the one or lower the other",
+        )
+    if max_kv_tokens < wanted_len:
+        logger.info("max_model_len is %d: that is what the KV cache holds", max_kv_tokens)
+    return min(wanted_len, max_kv_tokens)
 
 
 def num_pages_for(num_tokens: int, page_size: int) -> int:

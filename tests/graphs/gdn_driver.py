@@ -68,18 +68,10 @@ class GdnDriver:
         self.a_log = torch.randn(heads, device=setup.device) * 0.5
         self.dt_bias = torch.randn(heads, device=setup.device)
         self.norm = self._random(geometry.head_v_dim)
-        self.conv_pool = torch.full(
-            (num_slots, geometry.num_taps, geometry.conv_dim),
-            torch.nan,
-            dtype=setup.dtype,
-            device=setup.device,
-        )
-        self.state_pool = torch.full(
-            (num_slots, heads, geometry.head_v_dim, geometry.head_k_dim),
-            torch.nan,
-            dtype=setup.state_dtype,
-            device=setup.device,
-        )
+        ring = num_slots, geometry.num_taps, geometry.conv_dim
+        state = num_slots, heads, geometry.head_v_dim, geometry.head_k_dim
+        self.conv_pool = torch.full(ring, torch.nan, dtype=setup.dtype, device=setup.device)
+        self.state_pool = torch.full(state, torch.nan, dtype=setup.state_dtype, device=setup.device)
 
     def _random(self, *shape: int) -> Tensor:
         return torch.randn(*shape, device=self.setup.device).to(self.setup.dtype)
@@ -163,6 +155,14 @@ class GdnDriver:
         num_taps = self.setup.geometry.num_taps
         positions = torch.arange(max(0, stop - num_taps), stop, device=self.setup.device)
         return self.conv_pool[slot, positions % num_taps], rows.conv_in[positions]
+
+
+def spread_slots(pool: Tensor, slot_stride: int) -> Tensor:
+    """A copy of pool whose slots lie slot_stride elements apart."""
+    num_elements = (pool.shape[0] - 1) * slot_stride + pool[0].numel()
+    memory = torch.empty(num_elements, dtype=pool.dtype, device=pool.device)
+    spread = memory.as_strided(pool.shape, (slot_stride, *pool.stride()[1:]))
+    return spread.copy_(pool)
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:

@@ -103,6 +103,7 @@ def gdn_prefill_output_kernel(
     is_seen = rows[:, None] >= columns[None, :]
     gap = decay[:, None] - tl.load(factors_ptr + columns)[None, :]
     if values_ptr.dtype.element_ty == tl.float32:
+        tl.static_assert(BLOCK_T == 32, "ptxas miscompiles the fp32 products of 64 rows")
         rest_ptr = factors_ptr + CHUNK
         gap += tl.load(rest_ptr + rows)[:, None] - tl.load(rest_ptr + columns)[None, :]
     scores *= k_length[None, :] * pair_decays(gap, is_seen)

@@ -7,6 +7,7 @@ import triton
 from torch import Tensor
 
 from graphs.kernels.gdn.decode_kernel import gdn_decode_kernel
+from graphs.kernels.gdn.layout import check_layout
 from graphs.kernels.launch import launch
 
 # Fixed for all batch sizes: the order of arithmetic follows from them (see `advance_state`).
@@ -30,9 +31,10 @@ def gdn_decode(
 ) -> Tensor:
     """`graphs.kernels.gdn.reference.gdn_decode` in one launch.
 
-    projected may have any row stride. Rows whose slot is the padding slot 0 write no pool and
-    give zeros. The kernel updates pools in place: never run it to tune it.
+    projected may have any row stride, the pools any slot stride. Rows whose slot is the padding
+    slot 0 write no pool and give zeros. The kernel updates pools in place: never run it to tune it.
     """
+    check_layout(projected, conv_weight, conv_pool, state_pool)
     num_rows = projected.shape[0]
     num_v_heads, head_v_dim, head_k_dim = state_pool.shape[1:]
     out = projected.new_empty(num_rows, num_v_heads * head_v_dim)

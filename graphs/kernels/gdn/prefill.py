@@ -15,6 +15,7 @@ from graphs.kernels.gdn.chunk_output_kernel import gdn_prefill_output_kernel
 from graphs.kernels.gdn.chunk_scan_kernel import gdn_prefill_scan_kernel
 from graphs.kernels.gdn.chunk_solve_kernel import gdn_prefill_solve_kernel
 from graphs.kernels.gdn.conv_kernel import gdn_prefill_conv_kernel
+from graphs.kernels.gdn.layout import check_layout
 from graphs.kernels.launch import launch
 
 CHUNK = 64
@@ -140,6 +141,8 @@ def gdn_prefill(
     the padding slot 0, change no pool. The outputs of rows past row_starts[-1] are zero; the
     boundary states of chunks without rows are left as they are.
     """
+    check_layout(projected, conv_weight, conv_pool, state_pool)
+    assert chunks.is_contiguous(), chunks.stride()
     config = choose_config(projected.dtype, state_pool.shape[3], state_pool.shape[2])
     inputs = prepare_inputs(
         projected,

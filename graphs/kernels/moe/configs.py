@@ -15,7 +15,7 @@ MAX_PAIR_ROWS = 2  # up to here each pair streams its own expert; with 4 rows ti
 LANE_WORDS_AHEAD = 128  # registers of a lane that down weights on their way may take
 MAX_SINGLE_ROUTES = 64  # up to here a program of the top-k takes one row
 MAX_FEW_ROWS = 256  # up to here the router splits the hidden dim to fill the GPU
-MIN_MANY_ROWS = 4096  # from here on fewer, larger programs choose and group
+MIN_MANY_ROWS = 4096  # from here on programs of half the warps choose and group
 
 
 @dataclass(frozen=True)

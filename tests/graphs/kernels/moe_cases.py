@@ -1,15 +1,11 @@
-"""Random mixture-of-experts layers, their fp64 oracle, and poisoned memory."""
+"""Random mixture-of-experts layers, and their fp64 oracle."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
-
-INT_POISON = 2**30
 
 
 @dataclass(frozen=True)
@@ -111,16 +107,3 @@ def oracle_mlp(layer: MoeLayer, top_k: int, renormalise: bool) -> Tensor:
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Frobenius norm of the difference over that of the oracle; NaN where anything is NaN."""
     return float((actual.double() - expected).norm() / expected.norm())
-
-
-def poison_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on torch.empty gives NaN, or integers that no index may be."""
-    empty = torch.empty
-
-    def poisoned(*args: Any, **kwargs: Any) -> Tensor:
-        tensor = empty(*args, **kwargs)
-        if tensor.dtype.is_floating_point:
-            return tensor.fill_(torch.nan)
-        return tensor.fill_(min(INT_POISON, torch.iinfo(tensor.dtype).max))
-
-    monkeypatch.setattr(torch, "empty", poisoned)

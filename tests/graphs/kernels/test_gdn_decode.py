@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from graphs.kernels.gdn.decode import gdn_decode
 from graphs.kernels.gdn.reference import gdn_prefill
-from tests.graphs.gdn_driver import GdnDriver, Geometry, Setup, relative_error
+from tests.graphs.gdn_driver import GdnDriver, Geometry, Setup, relative_error, spread_slots
 from tests.tolerances import KERNEL_BF16_RTOL, KERNEL_FP32_RTOL
 
 TINY = [Geometry(2, 6, 16, 8, 4), Geometry(1, 1, 8, 32, 3), Geometry(1, 2, 24, 48, 4)]
@@ -18,15 +16,11 @@ SIZE_35B = Geometry(16, 32, 128, 128, 4)
 # The interpreter cuts fp32 off to bf16 instead of rounding; fp16 it rounds.
 LOW_DTYPE = {"cpu": torch.float16, "cuda": torch.bfloat16}
 STATE_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SANITIZED = pytest.param(TINY[0], marks=pytest.mark.sanitize)
+SANITIZED_STATE = pytest.param(torch.bfloat16, marks=pytest.mark.sanitize)
 
 
-@pytest.fixture(autouse=True)
-def poisoned_memory() -> Iterator[None]:
-    """Every `torch.empty` is full of NaN."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 def check_steps(driver: GdnDriver, prompt_rows: int, num_steps: int, tolerance: float) -> None:
@@ -50,7 +44,7 @@ def check_steps(driver: GdnDriver, prompt_rows: int, num_steps: int, tolerance: 
     assert torch.equal(driver.conv_pool[idle].view(torch.uint8), before[1].view(torch.uint8))
 
 
-@pytest.mark.parametrize("geometry", TINY, ids=str)
+@pytest.mark.parametrize("geometry", [SANITIZED, *TINY[1:]], ids=str)
 @pytest.mark.parametrize("prompt_rows", [1, 2, 9])
 def test_decode_follows_the_recurrence(
     geometry: Geometry, prompt_rows: int, device: torch.device
@@ -64,7 +58,7 @@ def test_decode_follows_the_recurrence(
     check_steps(driver, prompt_rows, 6, KERNEL_FP32_RTOL)
 
 
-@pytest.mark.parametrize("state_dtype", STATE_DTYPES, ids=str)
+@pytest.mark.parametrize("state_dtype", [torch.float32, SANITIZED_STATE, torch.float16], ids=str)
 def test_low_precision_inputs_and_states(state_dtype: torch.dtype, device: torch.device) -> None:
     """E2: half-precision activations with each state dtype. Oracle: fp64 recurrence."""
     torch.manual_seed(1)
@@ -82,6 +76,75 @@ def test_real_sizes(geometry: Geometry, state_dtype: torch.dtype, dtype: torch.d
     setup = Setup(geometry, torch.device("cuda"), dtype, state_dtype, decode=gdn_decode)
     is_exact = dtype is torch.float32 and state_dtype is torch.float32
     check_steps(GdnDriver(setup), 6, 6, KERNEL_FP32_RTOL if is_exact else KERNEL_BF16_RTOL)
+
+
+def check_batch(geometry: Geometry, batch: int, dtype: torch.dtype, tolerance: float) -> None:
+    """Four tokens from position 0 of requests in shuffled slots, every ninth one padding."""
+    setup = Setup(geometry, torch.device("cuda"), dtype, decode=gdn_decode)
+    driver = GdnDriver(setup, batch + 2)
+    slots = (torch.randperm(batch + 1)[:batch] + 1).tolist()
+    slots[4::9] = [0] * len(slots[4::9])
+    requests = [driver.make_rows(4) for _ in slots]
+    outputs = torch.stack([driver.decode(slots, requests, row) for row in range(4)], dim=1)
+    for slot, rows, got in zip(slots, requests, outputs, strict=True):
+        if slot == 0:
+            continue
+        expected, state = driver.expect(rows, 4)
+        assert relative_error(got, expected) < tolerance
+        assert relative_error(driver.state_pool[slot], state) < tolerance
+        assert torch.equal(*driver.ring_of(slot, rows, 4))
+    idle = [slot for slot in range(batch + 2) if slot == 0 or slot not in slots]
+    assert driver.state_pool[idle].isnan().all() and driver.conv_pool[idle].isnan().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("geometry", "batch"), [(SIZE_35B, 63), (SIZE_27B, 65), (TINY[0], 500)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_large_batches(geometry: Geometry, batch: int, dtype: torch.dtype) -> None:
+    """E2: 63, 65 and 500 requests. Oracle: fp64 recurrence; NaN where no request is."""
+    torch.manual_seed(6)
+    tolerance = KERNEL_FP32_RTOL if dtype is torch.float32 else KERNEL_BF16_RTOL
+    check_batch(geometry, batch, dtype, tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("slot_stride", [3 * 2**28, 2**31 + 64])
+def test_offsets_past_31_bits(slot_stride: int) -> None:
+    """E2: slots so far apart that no 32-bit number holds their offsets. Oracle: fp64 recurrence."""
+    torch.manual_seed(7)
+    bf16, num_slots = torch.bfloat16, 4 if slot_stride < 2**31 else 2
+    driver = GdnDriver(Setup(TINY[0], torch.device("cuda"), bf16, bf16, gdn_decode), num_slots)
+    driver.state_pool = spread_slots(driver.state_pool, slot_stride)
+    driver.conv_pool = spread_slots(driver.conv_pool, slot_stride)
+    rows = driver.make_rows(6)
+    outputs = [driver.decode([num_slots - 1, 0], [rows, rows], row)[0] for row in range(6)]
+    expected, state = driver.expect(rows, 6)
+    assert relative_error(torch.stack(outputs), expected) < KERNEL_BF16_RTOL
+    assert relative_error(driver.state_pool[-1], state) < KERNEL_BF16_RTOL
+    assert driver.state_pool[:-1].isnan().all() and driver.conv_pool[:-1].isnan().all()
+    del driver
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("name", ["projected", "conv_weight", "conv_pool", "state_pool"])
+def test_other_layouts_are_refused(name: str, device: torch.device) -> None:
+    """E2: transposed in memory, an argument would be misread. Oracle: an assertion fails."""
+    driver = GdnDriver(Setup(TINY[0], device, decode=gdn_decode))
+    tensors = {
+        "projected": driver.make_rows(2).projected(0, 2),
+        "positions": torch.zeros(2, dtype=torch.int64, device=device),
+        "state_slots": torch.tensor([1, 2], device=device),
+        "conv_weight": driver.conv,
+        "a_log": driver.a_log,
+        "dt_bias": driver.dt_bias,
+        "norm_weight": driver.norm,
+        "conv_pool": driver.conv_pool,
+        "state_pool": driver.state_pool,
+    }
+    gdn_decode(**tensors, num_k_heads=2, eps=1e-6)
+    tensors[name] = tensors[name].mT.contiguous().mT
+    with pytest.raises(AssertionError):
+        gdn_decode(**tensors, num_k_heads=2, eps=1e-6)
 
 
 def test_low_precision_states_round_once_per_step(device: torch.device) -> None:

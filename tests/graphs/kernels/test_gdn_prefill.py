@@ -1,8 +1,8 @@
-"""E2, V10: the GDN prefill kernels on pools with poisoned slots."""
+"""E2: the GDN prefill kernels on pools with poisoned slots."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,27 +10,38 @@ import torch
 from torch import Tensor
 
 from graphs.kernels.gdn.prefill import gdn_prefill
-from tests.graphs.gdn_driver import GdnDriver, Geometry, Rows, Setup, relative_error
+from tests.graphs.gdn_driver import (
+    GdnDriver,
+    Geometry,
+    Rows,
+    Setup,
+    relative_error,
+    spread_slots,
+)
 from tests.tolerances import KERNEL_BF16_RTOL, KERNEL_FP32_RTOL
 
 TINY = Geometry(2, 6, 16, 32, 4)
-ODD = [Geometry(1, 1, 48, 16, 3), Geometry(1, 2, 16, 80, 2), TINY]
+ODD = [
+    Geometry(1, 1, 48, 16, 3),
+    Geometry(1, 2, 16, 80, 2),
+    pytest.param(TINY, marks=pytest.mark.sanitize),
+]
 SIZE_27B = Geometry(16, 48, 128, 128, 4)
 SIZE_35B = Geometry(16, 32, 128, 128, 4)
 WIDE = Geometry(1, 2, 256, 256, 4)
 # The interpreter multiplies bf16 matrices as if their bits were integers.
 LOW_DTYPE = {"cpu": torch.float16, "cuda": torch.bfloat16}
 STATE_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+Part = tuple[int, Rows, int, int]  # slot, rows, first row, end
+Expected = tuple[Tensor, Tensor, dict[int, Tensor]]  # outputs, last state, states before chunks
+
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 @pytest.fixture(autouse=True)
-def poisoned_memory() -> Iterator[None]:
-    """Every `torch.empty` is full of NaN."""
+def seeded() -> None:
     torch.manual_seed(0)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def make_driver(
@@ -44,27 +55,49 @@ def make_driver(
     return GdnDriver(setup, num_slots)
 
 
-def check_prefill(driver: GdnDriver, lens: list[int], tolerance: float) -> None:
-    """One call over fresh requests in slots 1, 2, ...: outputs, states, rings, snapshots."""
-    requests = [driver.make_rows(num_rows) for num_rows in lens]
-    parts = [(1 + index, rows, 0, lens[index]) for index, rows in enumerate(requests)]
+def fresh_parts(driver: GdnDriver, lens: list[int]) -> list[Part]:
+    """Requests from position 0, in slots 1, 2, ..."""
+    return [(1 + i, driver.make_rows(num_rows), 0, num_rows) for i, num_rows in enumerate(lens)]
+
+
+def expect_part(driver: GdnDriver, part: Part, chunks: Sequence[int]) -> Expected:
+    """fp64 outputs and last state of a fresh request, and the states before some chunks."""
+    _, rows, _, num_rows = part
+    boundaries = [64 * chunk for chunk in chunks if 0 < 64 * chunk < num_rows]
+    states = {stop // 64: driver.expect(rows, stop)[1] for stop in boundaries}
+    return *driver.expect(rows, num_rows), states
+
+
+def check_parts(
+    driver: GdnDriver, parts: list[Part], expectations: list[Expected], tolerance: float
+) -> None:
+    """One call over fresh requests: outputs, states, rings, snapshots."""
+    # Final states are rounded once more, to the dtype of the pool.
+    state_tolerance = max(tolerance, torch.finfo(driver.state_pool.dtype).eps)
     outputs, states = driver.prefill(parts)
-    chunk = 0
-    for (slot, rows, _, num_rows), got in zip(parts, outputs, strict=True):
-        expected, state = driver.expect(rows, num_rows)
+    first_chunk = 0
+    for part, got, expectation in zip(parts, outputs, expectations, strict=True):
+        slot, rows, _, num_rows = part
+        expected, state, boundary_states = expectation
         assert relative_error(got, expected) < tolerance
-        assert relative_error(driver.state_pool[slot], state) < tolerance
+        assert relative_error(driver.state_pool[slot], state) < state_tolerance
         assert torch.equal(*driver.ring_of(slot, rows, num_rows))
-        assert not states[chunk].any()
-        for boundary in range(64, num_rows, 64):
-            _, state = driver.expect(rows, boundary)
-            assert relative_error(states[chunk + boundary // 64], state) < tolerance
-        chunk += (num_rows + 63) // 64
+        assert not states[first_chunk].any()
+        for chunk, boundary_state in boundary_states.items():
+            assert relative_error(states[first_chunk + chunk], boundary_state) < tolerance
+        first_chunk += (num_rows + 63) // 64
+
+
+def check_prefill(driver: GdnDriver, lens: list[int], tolerance: float) -> None:
+    """One call over fresh requests, the states before all chunks checked."""
+    parts = fresh_parts(driver, lens)
+    expectations = [expect_part(driver, part, range(8)) for part in parts]
+    check_parts(driver, parts, expectations, tolerance)
 
 
 @pytest.mark.parametrize("geometry", ODD, ids=str)
 def test_prefill_follows_the_recurrence(geometry: Geometry, device: torch.device) -> None:
-    """E2, E7: 1, 63, 64, 65 and 130 fresh rows in one call, head dims that fill no tile.
+    """E2: 1, 63, 64, 65 and 130 fresh rows in one call, head dims that fill no tile.
 
     Oracle: fp64 recurrence, at the end and at every chunk boundary.
     """
@@ -77,6 +110,7 @@ def test_a_long_prompt(device: torch.device) -> None:
     check_prefill(make_driver(Geometry(1, 1, 16, 16, 4), device), [500], KERNEL_FP32_RTOL)
 
 
+@pytest.mark.sanitize
 def test_low_precision_inputs(device: torch.device) -> None:
     """E2: a model in low precision. Oracle: fp64 recurrence on the same low inputs."""
     driver = make_driver(Geometry(1, 2, 64, 32, 4), device, LOW_DTYPE[device.type])
@@ -87,9 +121,37 @@ def test_low_precision_inputs(device: torch.device) -> None:
 @pytest.mark.parametrize("geometry", [SIZE_27B, SIZE_35B, WIDE], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_real_sizes(geometry: Geometry, dtype: torch.dtype) -> None:
-    """E2: head dims and head counts of real models. Oracle: fp64 recurrence."""
+    """E2: head dims and head counts of real models, many chunks, each state dtype.
+
+    Oracle: fp64 recurrence, computed once for all state dtypes.
+    """
     tolerance = KERNEL_FP32_RTOL if dtype is torch.float32 else KERNEL_BF16_RTOL
-    check_prefill(make_driver(geometry, torch.device("cuda"), dtype), [63, 130], tolerance)
+    driver = make_driver(geometry, torch.device("cuda"), dtype)
+    parts = fresh_parts(driver, [500, 63, 65, 1])
+    expectations = [expect_part(driver, part, [1, 7]) for part in parts]
+    for state_dtype in STATE_DTYPES:
+        driver.state_pool = torch.full_like(driver.state_pool, torch.nan, dtype=state_dtype)
+        driver.conv_pool.fill_(torch.nan)
+        check_parts(driver, parts, expectations, tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("slot_stride", [3 * 2**28, 2**31 + 64])
+def test_offsets_past_31_bits(slot_stride: int) -> None:
+    """E2: slots so far apart that no 32-bit number holds their offsets. Oracle: fp64 recurrence."""
+    bf16, lens = torch.bfloat16, [65, 1, 130] if slot_stride < 2**31 else [130]
+    driver = make_driver(TINY, torch.device("cuda"), bf16, bf16, num_slots=1 + len(lens))
+    driver.state_pool = spread_slots(driver.state_pool, slot_stride)
+    driver.conv_pool = spread_slots(driver.conv_pool, slot_stride)
+    check_prefill(driver, lens, KERNEL_BF16_RTOL)
+    slot = len(lens)
+    rows = driver.make_rows(70)
+    driver.prefill([(slot, rows, 0, 67)])
+    outputs, _ = driver.prefill([(slot, rows, 67, 70)])
+    assert relative_error(outputs[0], driver.expect(rows, 70)[0][67:]) < KERNEL_BF16_RTOL
+    assert driver.state_pool[0].isnan().all() and driver.conv_pool[0].isnan().all()
+    del driver
+    torch.cuda.empty_cache()
 
 
 @pytest.mark.parametrize("state_dtype", STATE_DTYPES, ids=str)

@@ -21,7 +21,7 @@ def forward(x: Tensor, residual: Tensor, weights: tuple[Tensor, Tensor, Tensor])
 
 @pytest.mark.gpu
 def test_compiled_products_follow_the_batch_size() -> None:
-    """E1: no graph break, any number of rows. Oracle: the same ops, uncompiled."""
+    """E5: no graph break, any number of rows. Oracle: the same ops, uncompiled."""
     generator = torch.Generator("cuda").manual_seed(0)
     options = {"generator": generator, "device": "cuda", "dtype": torch.bfloat16}
     x, residual = (torch.randn(80, 512, **options) for _ in range(2))  # type: ignore[call-overload]
@@ -36,7 +36,7 @@ def test_compiled_products_follow_the_batch_size() -> None:
 
 @pytest.mark.gpu
 def test_compiled_product_of_one_row() -> None:
-    """E1: the kernel of one row, which large weights have. Oracle: the same op, uncompiled."""
+    """E5: the kernel of one row, which large weights have. Oracle: the same op, uncompiled."""
     generator = torch.Generator("cuda").manual_seed(0)
     x = torch.randn(1, 1000, generator=generator, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(8500, 1000, generator=generator, device="cuda", dtype=torch.bfloat16)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -41,15 +39,7 @@ INTERPRETED_DTYPES = [torch.float32, torch.float16]  # the interpreter cuts bf16
 BITWISE_WEIGHTS = [(16480, 5120), (34816, 5120), (5120, 17408), (12352, 2048), (2048, 4096)]
 
 
-@pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an op allocates starts as NaN. (The ops allocate nothing but floats.)"""
-    empty = torch.empty
-
-    def poisoned(*size: Any, **options: Any) -> Tensor:
-        return empty(*size, **options).fill_(float("nan"))
-
-    monkeypatch.setattr(torch, "empty", poisoned)
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 def random_operands(
@@ -143,7 +133,7 @@ def test_swiglu_matches_fp64(
 
 
 def test_a_row_has_the_same_bits_whatever_the_rows_beside_it(device: torch.device) -> None:
-    """E7: the matrix-vector kernel. Oracle: the most rows multiplied together, bit for bit.
+    """E2: the matrix-vector kernel. Oracle: the most rows multiplied together, bit for bit.
 
     In float32, whose results show every change of the order of a sum.
     """
@@ -153,7 +143,7 @@ def test_a_row_has_the_same_bits_whatever_the_rows_beside_it(device: torch.devic
 @pytest.mark.gpu
 @pytest.mark.parametrize(("num_weight_rows", "depth"), BITWISE_WEIGHTS)
 def test_a_row_has_the_same_bits_at_real_sizes(num_weight_rows: int, depth: int) -> None:
-    """E7: the matrix-vector kernel. Oracle: the most rows multiplied together, bit for bit."""
+    """E2: the matrix-vector kernel. Oracle: the most rows multiplied together, bit for bit."""
     check_row_bits(num_weight_rows, depth, torch.bfloat16, torch.device("cuda"))
 
 
@@ -192,7 +182,7 @@ def test_one_row_is_multiplied_in_bf16(size: tuple[int, int, int, int]) -> None:
 
 
 def test_one_row_has_the_same_bits_wherever_the_weight_rows_lie(device: torch.device) -> None:
-    """E7: the kernel of one row. Oracle: each weight row multiplied alone, bit for bit."""
+    """E2: the kernel of one row. Oracle: each weight row multiplied alone, bit for bit."""
     x, weight = random_operands(1, 7, 1030, torch.float32, device)
     alone = torch.cat([one_row_product(x, row[None], 1, 1) for row in weight], dim=1)
     for block_n, max_programs in ((1, 3), (2, 2), (2, 132)):
@@ -202,7 +192,7 @@ def test_one_row_has_the_same_bits_wherever_the_weight_rows_lie(device: torch.de
 @pytest.mark.gpu
 @pytest.mark.parametrize(("num_weight_rows", "depth"), BITWISE_WEIGHTS)
 def test_one_row_has_the_same_bits_at_real_sizes(num_weight_rows: int, depth: int) -> None:
-    """E7: one row. Oracle: the same product with the weight's rows reversed, bit for bit."""
+    """E2: one row. Oracle: the same product with the weight's rows reversed, bit for bit."""
     device = torch.device("cuda")
     x, weight = random_operands(1, num_weight_rows, depth, torch.bfloat16, device)
     assert torch.equal(linear(x, weight.flip(0)), linear(x, weight).flip(1))
@@ -214,7 +204,7 @@ def test_one_row_has_the_same_bits_at_real_sizes(num_weight_rows: int, depth: in
 def test_rows_on_the_matrix_units_have_the_same_bits(
     num_weight_rows: int, depth: int, is_gated: bool
 ) -> None:
-    """E7: few rows, as many as are ours. Oracle: the product of the most of them, bit for bit."""
+    """E2: few rows, as many as are ours. Oracle: the product of the most of them, bit for bit."""
     device = torch.device("cuda")
     first = max_matvec_rows(num_weight_rows, depth) + 1
     most = max_own_rows(num_weight_rows, depth, itemsize=2)

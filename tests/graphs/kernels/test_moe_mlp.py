@@ -29,7 +29,6 @@ from tests.graphs.kernels.moe_cases import (
     MoeLayer,
     MoeSizes,
     oracle_mlp,
-    poison_empty,
     random_layer,
     relative_error,
 )
@@ -38,9 +37,7 @@ from tests.tolerances import KERNEL_BF16_RTOL, KERNEL_FP32_RTOL
 BF16_GPU = pytest.param(torch.bfloat16, marks=pytest.mark.gpu)  # the interpreter's dot is wrong
 
 
-@pytest.fixture(autouse=True)
-def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    poison_empty(monkeypatch)
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 def run_path(layer: MoeLayer, sizes: MoeSizes, path: GroupedConfig | None) -> Tensor:
@@ -65,7 +62,7 @@ def run_path(layer: MoeLayer, sizes: MoeSizes, path: GroupedConfig | None) -> Te
     ids=str,
 )
 def test_the_layer(device: torch.device, renormalise: bool, sizes: MoeSizes, num_rows: int) -> None:
-    """E2: routed and shared experts in fp32, op and reference. Oracle: fp64, expert by expert."""
+    """E7: routed and shared experts in fp32, op and reference. Oracle: fp64, expert by expert."""
     layer = random_layer(sizes, num_rows, torch.float32, device)
     expected = oracle_mlp(layer, sizes.top_k, renormalise)
     for mlp in (ops.moe_mlp, reference.moe_mlp):
@@ -77,7 +74,7 @@ def test_the_layer(device: torch.device, renormalise: bool, sizes: MoeSizes, num
 @pytest.mark.parametrize("dtype", [torch.float16, BF16_GPU])
 @pytest.mark.parametrize("num_rows", [1, 17])
 def test_low_precision_inputs(device: torch.device, num_rows: int, dtype: torch.dtype) -> None:
-    """E2: bf16 and fp16. Oracle: fp64 of the same inputs."""
+    """E7: bf16 and fp16. Oracle: fp64 of the same inputs."""
     layer = random_layer(UNEVEN, num_rows, dtype, device)
     out = ops.moe_mlp(layer.x, *layer.weights, UNEVEN.top_k, True)
     assert out.dtype == dtype
@@ -88,7 +85,7 @@ def test_low_precision_inputs(device: torch.device, num_rows: int, dtype: torch.
     ("num_rows", "tile_rows"), [(3, None), (1, 16), (2, 64), (33, 16), (17, 32), (65, 64)]
 )
 def test_every_path_at_any_size(device: torch.device, num_rows: int, tile_rows: int | None) -> None:
-    """E2: the pairs' path and tiles of each height where no table picks them. Oracle: fp64."""
+    """E7: the pairs' path and tiles of each height where no table picks them. Oracle: fp64."""
     layer = random_layer(UNEVEN, num_rows, torch.float32, device)
     path = None
     if tile_rows is not None:
@@ -100,7 +97,7 @@ def test_every_path_at_any_size(device: torch.device, num_rows: int, tile_rows: 
 
 @pytest.mark.parametrize(("num_rows", "slots_ahead"), [(1, 2), (2, 3)])
 def test_pairs_in_any_blocks(device: torch.device, num_rows: int, slots_ahead: int) -> None:
-    """E2: rows longer than a block, and down weights loaded for all or some of a row's
+    """E7: rows longer than a block, and down weights loaded for all or some of a row's
     experts ahead. Oracle: fp64."""
     sizes = MoeSizes(24, 6, 12, 20, 3)
     layer = random_layer(sizes, num_rows, torch.float32, device)
@@ -114,7 +111,7 @@ def test_pairs_in_any_blocks(device: torch.device, num_rows: int, slots_ahead: i
 
 @pytest.mark.parametrize("num_rows", [1, 40])
 def test_all_rows_choose_the_same_experts(device: torch.device, num_rows: int) -> None:
-    """E2: two experts get everything, several tiles each, the others nothing; the others' weights
+    """E7: two experts get everything, several tiles each, the others nothing; the others' weights
     are NaN and never read. Oracle: fp64."""
     layer = random_layer(UNEVEN, num_rows, torch.float32, device)
     layer.x[:, 0] = 100.0
@@ -128,7 +125,7 @@ def test_all_rows_choose_the_same_experts(device: torch.device, num_rows: int) -
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("num_rows", [2, 7])
 def test_a_poisoned_row_stays_alone(device: torch.device, num_rows: int) -> None:
-    """E2: a row of NaN changes no bit of other rows. Oracle: the op without the poison."""
+    """E7: a row of NaN changes no bit of other rows. Oracle: the op without the poison."""
     layer = random_layer(UNEVEN, num_rows, torch.float32, device)
     clean = ops.moe_mlp(layer.x, *layer.weights, UNEVEN.top_k, True)
     x = layer.x.clone()
@@ -140,7 +137,7 @@ def test_a_poisoned_row_stays_alone(device: torch.device, num_rows: int) -> None
 
 
 def test_rows_with_gaps(device: torch.device) -> None:
-    """E2: x may be a slice of wider rows; inputs stay as they are. Oracle: the contiguous copy."""
+    """E7: x may be a slice of wider rows; inputs stay as they are. Oracle: the contiguous copy."""
     layer = random_layer(TINY, 6, torch.float32, device)
     wide = torch.cat([layer.x, layer.x + 1.0], dim=1)
     before = wide.clone()
@@ -153,7 +150,7 @@ def test_rows_with_gaps(device: torch.device) -> None:
 @pytest.mark.parametrize("name", GEOMETRIES)
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 16, 64, 65, 500, 2048, 8192])
 def test_real_sizes(name: str, num_rows: int) -> None:
-    """E2: the sizes of real models in bf16; results repeat bit by bit. Oracle: fp64."""
+    """E7: the sizes of real models in bf16; results repeat bit by bit. Oracle: fp64."""
     sizes = GEOMETRIES[name]
     layer = random_layer(sizes, num_rows, torch.bfloat16, torch.device("cuda"))
     out = ops.moe_mlp(layer.x, *layer.weights, sizes.top_k, True)
@@ -164,7 +161,7 @@ def test_real_sizes(name: str, num_rows: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_rows", [1, 64, 500])
 def test_real_sizes_fp32(num_rows: int) -> None:
-    """E2: fp32 without tf32. Oracle: fp64."""
+    """E7: fp32 without tf32. Oracle: fp64."""
     sizes = GEOMETRIES["35B-A3B"]
     layer = random_layer(sizes, num_rows, torch.float32, torch.device("cuda"))
     out = ops.moe_mlp(layer.x, *layer.weights, sizes.top_k, True)
@@ -173,7 +170,7 @@ def test_real_sizes_fp32(num_rows: int) -> None:
 
 @pytest.mark.gpu
 def test_compiled_and_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """E2: compiled whole for any batch, and captured, without copies of the weights. Oracle: the
+    """E5, E7: compiled whole for any batch, and captured, without copies of the weights. Oracle: the
     eager op, bit by bit."""
     monkeypatch.undo()  # a compiled function allocates on its own
     sizes = GEOMETRIES["35B-A3B"]
@@ -203,7 +200,7 @@ def test_compiled_and_captured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_tables_fit_any_size() -> None:
-    """E2: both products share their tiles, dots are at least 16 deep, and a lane's share of the
+    """E7: both products share their tiles, dots are at least 16 deep, and a lane's share of the
     weights on their way fits its registers. Oracle: the limits of `tl.dot` and of the GPU."""
     for dtype in (torch.float32, torch.bfloat16):
         for num_rows in (1, 64, 500, 8192):

@@ -18,7 +18,6 @@ from tests.graphs.kernels.moe_cases import (
     UNEVEN,
     MoeSizes,
     oracle_route,
-    poison_empty,
     random_layer,
     relative_error,
 )
@@ -27,9 +26,7 @@ from tests.tolerances import KERNEL_FP32_RTOL
 BF16_GPU = pytest.param(torch.bfloat16, marks=pytest.mark.gpu)  # the interpreter's dot is wrong
 
 
-@pytest.fixture(autouse=True)
-def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    poison_empty(monkeypatch)
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 @pytest.mark.parametrize("sizes", [TINY, UNEVEN, TOP_1, MANY_EXPERTS], ids=str)
@@ -37,7 +34,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_best_experts_in_order(
     device: torch.device, num_rows: int, renormalise: bool, sizes: MoeSizes
 ) -> None:
-    """E2: weights and ids of the top k, best first. Oracle: fp64 softmax and a stable sort."""
+    """E7: weights and ids of the top k, best first. Oracle: fp64 softmax and a stable sort."""
     layer = random_layer(sizes, num_rows, torch.float32, device)
     expected, expected_ids = oracle_route(layer.x, layer.router, sizes.top_k, renormalise)
     weights, ids = ops.route(layer.x, layer.router, sizes.top_k, renormalise)
@@ -55,7 +52,7 @@ def test_the_best_experts_in_order(
 def test_split_sums_are_the_whole_sum(
     device: torch.device, num_rows: int, splits: int, dtype: torch.dtype
 ) -> None:
-    """E2: low-precision logits, the hidden dim split as on the GPU. Oracle: fp64 softmax of the
+    """E7: low-precision logits, the hidden dim split as on the GPU. Oracle: fp64 softmax of the
     same inputs."""
     sizes = MoeSizes(80, 20, 16, 16, 3)
     layer = random_layer(sizes, num_rows, dtype, device)
@@ -73,7 +70,7 @@ def test_split_sums_are_the_whole_sum(
 
 
 def test_ties_go_to_the_lowest_id(device: torch.device) -> None:
-    """E2: equal logits, also 0.0 and -0.0. Oracle: experts in twos, by hand."""
+    """E7: equal logits, also 0.0 and -0.0. Oracle: experts in twos, by hand."""
     router = torch.tensor([[-1.0], [0.0], [1.0], [-0.0], [1.0], [-1.0]], device=device)
     x = torch.tensor([[2.0], [-2.0], [0.0], [-0.0]], device=device)
     expected = torch.tensor(
@@ -89,7 +86,7 @@ def test_ties_go_to_the_lowest_id(device: torch.device) -> None:
 
 @pytest.mark.filterwarnings("ignore:invalid value")
 def test_a_poisoned_row_stays_alone(device: torch.device) -> None:
-    """E2: a row of NaN gets distinct, valid ids, the others what they get without it. Oracle:
+    """E7: a row of NaN gets distinct, valid ids, the others what they get without it. Oracle:
     the same rows alone."""
     layer = random_layer(UNEVEN, 9, torch.float32, device)
     clean = ops.route(layer.x, layer.router, 3, True)
@@ -112,7 +109,7 @@ def test_a_poisoned_row_stays_alone(device: torch.device) -> None:
 def test_pairs_are_sorted_by_expert(
     device: torch.device, num_rows: int, tile_rows: int, route_rows: int, sizes: MoeSizes
 ) -> None:
-    """E2: every pair once, by expert and then by row, and tiles that cover each expert's pairs,
+    """E7: every pair once, by expert and then by row, and tiles that cover each expert's pairs,
     for few and for many programs of the top-k. Oracle: a stable sort of the ids."""
     layer = random_layer(sizes, num_rows, torch.float32, device)
     num_slots = sizes.top_k + 1
@@ -139,7 +136,7 @@ def test_pairs_are_sorted_by_expert(
 @pytest.mark.parametrize("name", GEOMETRIES)
 @pytest.mark.parametrize("num_rows", [1, 63, 500, 8192])
 def test_real_sizes(name: str, num_rows: int) -> None:
-    """E2: routing at the sizes of real models in bf16. Oracle: fp64 softmax of exact inputs, up
+    """E7: routing at the sizes of real models in bf16. Oracle: fp64 softmax of exact inputs, up
     to near ties: chosen experts have the oracle's probabilities, rank by rank."""
     sizes = GEOMETRIES[name]
     sizes = dataclasses.replace(sizes, inner=16, shared=16)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -22,15 +20,7 @@ SIZES = [(1, 5120), (63, 32), (65, 500), (500, 63)]
 INTERPRETED_DTYPES = [torch.float32, torch.float16]  # the interpreter cuts bf16 off, unrounded
 
 
-@pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an op allocates starts as NaN. (The ops allocate nothing but floats.)"""
-    empty = torch.empty
-
-    def poisoned(*size: Any, **options: Any) -> Tensor:
-        return empty(*size, **options).fill_(float("nan"))
-
-    monkeypatch.setattr(torch, "empty", poisoned)
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 def random_rows(*shape: int, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Tensor:
@@ -116,7 +106,7 @@ def test_rms_norm_takes_heads_and_any_strides(device: torch.device) -> None:
 def test_a_norm_has_the_same_bits_whatever_the_rows_beside_it(
     width: int, device: torch.device
 ) -> None:
-    """E7: Oracle: each row normed alone, bit for bit."""
+    """E2: Oracle: each row normed alone, bit for bit."""
     x = random_rows(9, width, dtype=torch.float16, device=device)
     weight = random_rows(width, dtype=torch.float16, device=device, seed=1)
     alone = torch.cat([rms_norm(row[None], weight, EPS) for row in x])
