@@ -99,6 +99,7 @@ def test_decode_matches_fp64(heads: Heads, rows: int, splits: str, device: torch
     check_decode(heads, context_lens, rows, torch.float32, device, config)
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_shipped_configurations(rows: int, dtype: torch.dtype, device: torch.device) -> None:

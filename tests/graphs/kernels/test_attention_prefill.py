@@ -93,6 +93,7 @@ def test_prefill_matches_fp64(heads: Heads, block_rows: int, device: torch.devic
     check_prefill(heads, requests, torch.float32, device, config)
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_longer_contexts(dtype: torch.dtype, device: torch.device) -> None:
     """E2: the configuration that serving uses. Oracle: fp64 attention."""

@@ -119,6 +119,7 @@ def test_real_sizes(geometry: str, dtype: torch.dtype, num_rows: int) -> None:
     check_prepare(GEOMETRIES[geometry], 64, num_rows, dtype, torch.device("cuda"))
 
 
+@pytest.mark.sanitize
 def test_far_positions(device: torch.device) -> None:
     """E1: angles of up to a million. Oracle: fp64 turns of the same fp32 angles."""
     heads = Heads(1, 1, 32, 8)

@@ -76,6 +76,12 @@ def check_gated_linear(
     assert relative_error(gated_linear(x, weight), F.silu(gate) * up) < TOLERANCES[dtype]
 
 
+def check_swiglu(num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+    gate_up, _ = random_operands(num_rows, 1, 2 * width, dtype, device)
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    assert relative_error(swiglu(gate_up), F.silu(gate) * up) < TOLERANCES[dtype]
+
+
 def check_row_bits(
     num_weight_rows: int, depth: int, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -127,9 +133,20 @@ def test_swiglu_matches_fp64(
     num_rows: int, width: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     """E2: strided rows, widths around the block. Oracle: silu(gate) * up in fp64."""
-    gate_up, _ = random_operands(num_rows, 1, 2 * width, dtype, device)
-    gate, up = gate_up.double().chunk(2, dim=-1)
-    assert relative_error(swiglu(gate_up), F.silu(gate) * up) < TOLERANCES[dtype]
+    check_swiglu(num_rows, width, dtype, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.sanitize
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_each_kernel_in_small(dtype: torch.dtype) -> None:
+    """E2: one small case of every kernel. Oracle: the formulas in fp64."""
+    device = torch.device("cuda")
+    check_one_row((13, 1030, 1, 3), dtype, device)
+    for num_rows in (3, 9):  # nine float32 rows are torch's
+        check_linear(num_rows, 65, 500, dtype, device)
+        check_gated_linear(num_rows, 65, 500, dtype, device)
+    check_swiglu(3, 65, dtype, device)
 
 
 def test_a_row_has_the_same_bits_whatever_the_rows_beside_it(device: torch.device) -> None:

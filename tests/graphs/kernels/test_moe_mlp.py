@@ -34,7 +34,11 @@ from tests.graphs.kernels.moe_cases import (
 )
 from tests.tolerances import KERNEL_BF16_RTOL, KERNEL_FP32_RTOL
 
-BF16_GPU = pytest.param(torch.bfloat16, marks=pytest.mark.gpu)  # the interpreter's dot is wrong
+# The interpreter's dot is wrong.
+BF16_GPU = pytest.param(torch.bfloat16, marks=[pytest.mark.gpu, pytest.mark.sanitize])
+SANITIZED_PATHS = [
+    pytest.param(*path, marks=pytest.mark.sanitize) for path in [(3, None), (17, 32)]
+]
 
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -82,7 +86,7 @@ def test_low_precision_inputs(device: torch.device, num_rows: int, dtype: torch.
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "tile_rows"), [(3, None), (1, 16), (2, 64), (33, 16), (17, 32), (65, 64)]
+    ("num_rows", "tile_rows"), [*SANITIZED_PATHS, (1, 16), (2, 64), (33, 16), (65, 64)]
 )
 def test_every_path_at_any_size(device: torch.device, num_rows: int, tile_rows: int | None) -> None:
     """E7: the pairs' path and tiles of each height where no table picks them. Oracle: fp64."""
@@ -170,8 +174,8 @@ def test_real_sizes_fp32(num_rows: int) -> None:
 
 @pytest.mark.gpu
 def test_compiled_and_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """E5, E7: compiled whole for any batch, and captured, without copies of the weights. Oracle: the
-    eager op, bit by bit."""
+    """E5, E7: compiled whole for any batch, and captured, without copies of the weights. Oracle:
+    the eager op, bit by bit."""
     monkeypatch.undo()  # a compiled function allocates on its own
     sizes = GEOMETRIES["35B-A3B"]
     layer = random_layer(sizes, 96, torch.bfloat16, torch.device("cuda"))
