@@ -10,9 +10,20 @@ from graphs.kernels.gdn.decode_kernel import gdn_decode_kernel
 from graphs.kernels.gdn.layout import check_layout
 from graphs.kernels.launch import launch
 
-# Fixed for all batch sizes: the order of arithmetic follows from them (see `advance_state`).
+# Functions of the head dims alone: the order of arithmetic follows from them (`advance_state`).
 MAX_BLOCK_V = 32
 NUM_WARPS = 4
+MIN_TILE_OF_WARPS = 2048
+
+
+def block_shape(head_k_dim: int, head_v_dim: int) -> tuple[int, int, int]:
+    """Padded K, the rows of V of one tile, and warps.
+
+    Warps that a small tile cannot occupy would all write its sums to the same place.
+    """
+    block_k = triton.next_power_of_2(head_k_dim)
+    block_v = min(triton.next_power_of_2(head_v_dim), MAX_BLOCK_V)
+    return block_k, block_v, NUM_WARPS if block_k * block_v >= MIN_TILE_OF_WARPS else 1
 
 
 @torch.library.triton_op("deltaloom::gdn_decode", mutates_args={"conv_pool", "state_pool"})
@@ -38,7 +49,7 @@ def gdn_decode(
     num_rows = projected.shape[0]
     num_v_heads, head_v_dim, head_k_dim = state_pool.shape[1:]
     out = projected.new_empty(num_rows, num_v_heads * head_v_dim)
-    block_v = min(triton.next_power_of_2(head_v_dim), MAX_BLOCK_V)
+    block_k, block_v, num_warps = block_shape(head_k_dim, head_v_dim)
     launch(gdn_decode_kernel)[(num_rows * num_v_heads,)](
         projected,
         positions,
@@ -60,9 +71,9 @@ def gdn_decode(
         K=head_k_dim,
         V=head_v_dim,
         NUM_TAPS=conv_weight.shape[1],
-        BLOCK_K=triton.next_power_of_2(head_k_dim),
+        BLOCK_K=block_k,
         BLOCK_V=block_v,
         NUM_V_BLOCKS=triton.next_power_of_2(triton.cdiv(head_v_dim, block_v)),
-        num_warps=NUM_WARPS,
+        num_warps=num_warps,
     )
     return out
