@@ -100,6 +100,17 @@ def measure_decode(
         "eager.decode": statistics.median(times) * 1e3,
         "graph.decode": time_in_graph([lambda: step_model.run(inputs)], min_runs=1) * 1e3,
     }
+    if hit:
+        yield ResultRow(
+            bench="decode.mean",
+            geometry=geometry,
+            dtype="bfloat16",
+            batch=batch,
+            context=step_model.context,
+            metric="distinct_experts",
+            value=statistics.mean(hit),
+            unit="experts",
+        )
     experts = f", distinct experts a layer {statistics.mean(hit):.1f}" if hit else ""
     for bench, value in step_ms.items():
         print(

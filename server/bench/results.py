@@ -15,6 +15,7 @@ from server.bench.machine import read_machine
 
 MAX_RESULTS_BYTES = 16 << 20
 METRIC_UNITS = {
+    "distinct_experts": "experts",
     "kernel_us": "us",
     "step_ms": "ms",
     "tpot_ms": "ms",
