@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 from torch._inductor.exc import InvalidCxxCompiler
 
-from engine.attention.torch_paged import TorchPagedAttention
-from engine.attention.triton_paged import TritonPagedAttention
+from engine.attention.paged import PAGED_BACKENDS, TORCH_PAGED
 from engine.cache.allocator import IndexAllocator
 from engine.cache.pools import CachePools, allocate_pools
 from engine.client import EngineInfo
@@ -130,7 +129,7 @@ def count_weights(config: ModelConfig) -> int:
         state_dtype=torch.float32,
         device=meta,
     )
-    model = build_model(config, pools, TorchPagedAttention(), TORCH_KERNELS, torch.float32, meta)
+    model = build_model(config, pools, TORCH_PAGED, TORCH_KERNELS, torch.float32, meta)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -161,9 +160,7 @@ def allocate(plan: Plan) -> CachePools:
 def load_model(plan: Plan, pools: CachePools, *, has_progress: bool) -> HybridModel:
     """The model with its weights, read from the checkpoint or made up."""
     device = plan.device.device
-    backend = (
-        TritonPagedAttention() if plan.attention_backend == "triton" else TorchPagedAttention()
-    )
+    backend = PAGED_BACKENDS[plan.attention_backend]
     kernels = TRITON_KERNELS if device.type == "cuda" else TORCH_KERNELS
     model = build_model(plan.model, pools, backend, kernels, plan.dtype, device)
     if plan.load_format == "dummy":

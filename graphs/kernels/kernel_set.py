@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from graphs.kernels.attention import ops as attention_ops
+from graphs.kernels.attention import reference as attention_reference
 from graphs.kernels.gdn import decode as gdn_decode_ops
 from graphs.kernels.gdn import prefill as gdn_prefill_ops
 from graphs.kernels.gdn import reference as gdn_reference
@@ -24,7 +26,7 @@ from graphs.kernels.norm import reference as norm_reference
 
 @dataclass(frozen=True)
 class KernelSet:
-    """One implementation of everything but attention, which is a backend of its own."""
+    """One implementation of everything but attention, whose backend is chosen by itself."""
 
     linear: Callable[[Tensor, Tensor], Tensor]
     gated_linear: Callable[[Tensor, Tensor], Tensor]
@@ -49,4 +51,25 @@ TRITON_KERNELS = KernelSet(
     gdn_decode=gdn_decode_ops.gdn_decode,
     gdn_prefill=gdn_prefill_ops.gdn_prefill,
     moe_mlp=moe_ops.moe_mlp,
+)
+
+
+@dataclass(frozen=True)
+class AttentionKernels:
+    """One implementation of attention over the paged cache."""
+
+    prepare_qkv: Callable[..., Tensor]
+    paged_decode_attention: Callable[..., Tensor]
+    paged_prefill_attention: Callable[..., Tensor]
+
+
+TORCH_ATTENTION = AttentionKernels(
+    prepare_qkv=attention_reference.prepare_qkv,
+    paged_decode_attention=attention_reference.paged_decode_attention,
+    paged_prefill_attention=attention_reference.paged_prefill_attention,
+)
+TRITON_ATTENTION = AttentionKernels(
+    prepare_qkv=attention_ops.prepare_qkv,
+    paged_decode_attention=attention_ops.paged_decode_attention,
+    paged_prefill_attention=attention_ops.paged_prefill_attention,
 )

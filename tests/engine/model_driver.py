@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.attention.torch_paged import TorchPagedAttention
-from engine.attention.triton_paged import TritonPagedAttention
+from engine.attention.paged import TORCH_PAGED, TRITON_PAGED
 from engine.batch import build_chunks
 from engine.cache.pools import PADDING_INDEX, CachePools, allocate_pools
 from engine.loader import load_weights
@@ -64,7 +63,7 @@ def empty_model(
     )
     for pool in (pools.keys, pools.values, pools.conv, pools.state):
         pool.fill_(torch.nan)
-    backend = TritonPagedAttention() if setting.is_triton else TorchPagedAttention()
+    backend = TRITON_PAGED if setting.is_triton else TORCH_PAGED
     kernels = TRITON_KERNELS if setting.is_triton else TORCH_KERNELS
     return build_model(config, pools, backend, kernels, setting.dtype, setting.device), pools
 

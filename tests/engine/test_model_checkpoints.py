@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from engine.attention.torch_paged import TorchPagedAttention
+from engine.attention.paged import TORCH_PAGED
 from engine.cache.pools import allocate_pools
 from engine.loader import fill_dummy, load_weights
 from engine.model_config import load_model_config
@@ -78,7 +78,7 @@ def test_real_geometries_have_the_names_and_shapes_of_transformers(name: str) ->
         state_dtype=torch.float32,
         device=META,
     )
-    model = build_model(config, pools, TorchPagedAttention(), TORCH_KERNELS, torch.bfloat16, META)
+    model = build_model(config, pools, TORCH_PAGED, TORCH_KERNELS, torch.bfloat16, META)
     plan = plan_weights(model, expected.keys())
     assert {tensor_name: slot.shape for tensor_name, slot in plan.slots.items()} == expected
     num_planned = sum(slot.destination.numel() for slot in plan.slots.values())
