@@ -43,7 +43,7 @@ class PrefillConfig:
 class PrefillInputs:
     """The tensors of one call (see `gdn_prefill`), their sizes, and what the kernels hand on.
 
-    Per chunk, in the model dtype: queries_keys [NC, 2H, 64, KP] raw, values [NC, HV, VP, 64]
+    Per chunk, in the working dtype: queries_keys [NC, 2H, 64, KP] raw, values [NC, HV, VP, 64]
     raw (replaced by the new values), inverses [NC, HV, 64, 64]; factors [NC, HV, 6, 64] fp32.
     products [NC, H, 64, 64] and lengths [NC, H, 64] of the keys are fp32.
     KP and VP are the head dims, padded with zeros to powers of two.
@@ -83,8 +83,17 @@ class PrefillInputs:
         }
 
 
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What a model's kernels hand on to each other: its own dtype, but never fp16.
+
+    Unit keys are kept as raw keys and inverse lengths, up to 1000, which fp16 products overflow.
+    So fp16 models take the fp32 path, at its speed.
+    """
+    return torch.float32 if dtype is torch.float16 else dtype
+
+
 def choose_config(dtype: torch.dtype, head_k_dim: int, head_v_dim: int) -> PrefillConfig:
-    """The configuration for a model dtype and head dims."""
+    """The configuration for a working dtype and head dims."""
     padded_k, padded_v = triton.next_power_of_2(head_k_dim), triton.next_power_of_2(head_v_dim)
     conv_warps = 8 if max(padded_k, padded_v) <= 128 else 16
     # Of fp32 products. Both are exact enough; one takes more registers, one more shared memory.
@@ -143,7 +152,7 @@ def gdn_prefill(
     """
     check_layout(projected, conv_weight, conv_pool, state_pool)
     assert chunks.is_contiguous(), chunks.stride()
-    config = choose_config(projected.dtype, state_pool.shape[3], state_pool.shape[2])
+    config = choose_config(working_dtype(projected.dtype), state_pool.shape[3], state_pool.shape[2])
     inputs = prepare_inputs(
         projected,
         positions,
@@ -185,7 +194,7 @@ def prepare_inputs(
     """The arguments of `gdn_prefill` with memory for all that the kernels hand on."""
     num_chunks, (num_v_heads, head_v_dim, head_k_dim) = chunks.shape[0], state_pool.shape[1:]
     padded_k, padded_v = triton.next_power_of_2(head_k_dim), triton.next_power_of_2(head_v_dim)
-    fp32 = torch.float32
+    fp32, working = torch.float32, working_dtype(projected.dtype)
     return PrefillInputs(
         projected=projected,
         positions=positions,
@@ -200,11 +209,13 @@ def prepare_inputs(
         conv_pool=conv_pool,
         state_pool=state_pool,
         num_k_heads=num_k_heads,
-        queries_keys=projected.new_empty(num_chunks, 2 * num_k_heads, CHUNK, padded_k),
-        values=projected.new_empty(num_chunks, num_v_heads, padded_v, CHUNK),
+        queries_keys=projected.new_empty(
+            num_chunks, 2 * num_k_heads, CHUNK, padded_k, dtype=working
+        ),
+        values=projected.new_empty(num_chunks, num_v_heads, padded_v, CHUNK, dtype=working),
         products=projected.new_empty(num_chunks, num_k_heads, CHUNK, CHUNK, dtype=fp32),
         lengths=projected.new_empty(num_chunks, num_k_heads, CHUNK, dtype=fp32),
-        inverses=projected.new_empty(num_chunks, num_v_heads, CHUNK, CHUNK),
+        inverses=projected.new_empty(num_chunks, num_v_heads, CHUNK, CHUNK, dtype=working),
         factors=projected.new_empty(num_chunks, num_v_heads, NUM_FACTORS, CHUNK, dtype=fp32),
         boundary_states=state_pool.new_empty((num_chunks, *state_pool.shape[1:]), dtype=fp32),
     )

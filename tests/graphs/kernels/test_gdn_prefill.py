@@ -219,6 +219,22 @@ def test_nearly_parallel_keys(spread: float, device: torch.device) -> None:
     assert relative_error(driver.state_pool[1], state) < KERNEL_FP32_RTOL
 
 
+@pytest.mark.parametrize("key_scale", [1e-3, 20.0])
+def test_half_precision_holds_keys_of_any_length(key_scale: float, device: torch.device) -> None:
+    """E2: fp16 with very short and long keys beside large values. Oracle: fp64 recurrence."""
+    geometry = Geometry(1, 1, 16, 16, 4)
+    driver = make_driver(geometry, device, torch.float16)
+    driver.conv.zero_()
+    driver.conv[:, -1] = 1.0
+    rows = driver.make_rows(5)
+    rows.conv_in[:, 16:32] *= key_scale
+    rows.conv_in[:, 32:] = 400.0
+    (got,), _ = driver.prefill([(1, rows, 0, 5)])
+    expected, state = driver.expect(rows, 5)
+    assert relative_error(driver.state_pool[1], state) < KERNEL_BF16_RTOL
+    assert relative_error(got, expected) < KERNEL_BF16_RTOL
+
+
 def test_strong_decay(device: torch.device) -> None:
     """E2: sums of log decays of 20,000 in a chunk, rows of hardly any decay among them.
 
