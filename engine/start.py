@@ -73,7 +73,16 @@ def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
     if plan.is_compiled:
         logger.info("compiling; the first start takes about a minute, later ones seconds")
     try:
-        thread.submit(warm_up, model, run, make_noise, table, facts.device).result()
+        thread.submit(
+            warm_up,
+            model,
+            run,
+            make_noise,
+            table,
+            facts.device,
+            max_decode_rows=plan.max_running_requests,
+            max_prefill_rows=plan.max_prefill_tokens,
+        ).result()
     except Exception as fault:
         thread.shutdown()
         if needs_compiler(fault):

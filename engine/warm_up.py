@@ -1,7 +1,7 @@
 """Runs planned shapes once, so that no request waits for their compilation.
 
-On the CPU these are all. On CUDA our kernels also choose by the number of rows, and a first request
-of another size waits for Triton, seconds at most: captured families will name every size.
+On the CPU these are all that there are. On CUDA our kernels also choose by the number of rows: one
+size of each range runs here, up to what the plan allows.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ from engine.sampler import NoiseFunction
 from engine.sampling_rows import SamplingTable
 from graphs.inputs import ForwardInputs, Kind
 
+# The first rows of each range: products of few rows, experts, splits of the context.
+DECODE_RANGES = (1, 2, 3, 5, 9, 17, 33, 65, 129, 257)
+PREFILL_RANGES = (48, 80, 192, 272, 1024, 4096)
+# Room for contexts long enough to be split.
+WIDE_TABLE_PAGES = 64
+
 
 @torch.inference_mode()
 def warm_up(
@@ -30,6 +36,9 @@ def warm_up(
     make_noise: NoiseFunction,
     table: SamplingTable,
     device: torch.device,
+    *,
+    max_decode_rows: int,
+    max_prefill_rows: int,
 ) -> None:
     """Run padding-only steps: they touch the padding page and slots, no request's.
 
@@ -37,6 +46,9 @@ def warm_up(
     """
     for inputs in planned_inputs(device):
         model(inputs, run)
+    if device.type == "cuda":
+        for inputs in kernel_ranges(device, max_decode_rows, max_prefill_rows):
+            model(inputs, run)
     for num_rows in (1, 2, 3):
         positions = torch.zeros(num_rows, dtype=torch.int64, device=device)
         seeds = table.gather(positions).seed
@@ -58,6 +70,20 @@ def planned_inputs(device: torch.device) -> Iterator[ForwardInputs]:
     num_rows, num_requests = PREFILL_ROW_MULTIPLE, MIN_PREFILL_REQUESTS
     yield padding_inputs(prefill, num_requests, num_rows, MIN_TABLE_PAGES, device)
     yield padding_inputs(prefill, 3, 2 * num_rows, 5, device)
+
+
+def kernel_ranges(
+    device: torch.device, max_decode_rows: int, max_prefill_rows: int
+) -> Iterator[ForwardInputs]:
+    """One input per range of rows for which some kernel or its blocks differ."""
+    for num_rows in DECODE_RANGES:
+        if num_rows <= max_decode_rows:
+            yield padding_inputs(Kind.DECODE, num_rows, num_rows, WIDE_TABLE_PAGES, device)
+    for num_rows in PREFILL_RANGES:
+        if num_rows <= max_prefill_rows:
+            yield padding_inputs(
+                Kind.PREFILL, MIN_PREFILL_REQUESTS, num_rows, WIDE_TABLE_PAGES, device
+            )
 
 
 def padding_inputs(
