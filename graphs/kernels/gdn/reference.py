@@ -72,7 +72,8 @@ def gdn_decode(
     """One token for each of R requests; returns the gated, normed output [R, HV * V].
 
     projected [R, ...], positions and state_slots [R], conv_weight [C, W], a_log and dt_bias
-    [HV], norm_weight [V]. Slots must be distinct except for the padding slot.
+    [HV], norm_weight [V]. Slots must be distinct except for the padding slot. Positions are past
+    0 but for padding: a request's first rows are a prefill, and a check here costs a sixth.
     """
     num_channels, num_taps = conv_weight.shape
     num_v_heads, _, head_k_dim = state_pool.shape[1:]
@@ -86,8 +87,7 @@ def gdn_decode(
     mixed = F.silu((window.float() * conv_weight.t().float()).sum(1)).to(projected.dtype)
     q, k, v = split_heads(mixed, num_k_heads, head_k_dim, num_v_heads)
     g, beta = gate_values(a, b, a_log, dt_bias)
-    is_fresh = (positions == 0)[:, None, None, None]
-    state = state_pool[state_slots].float().masked_fill(is_fresh, 0.0)
+    state = state_pool[state_slots].float()
     state = state * torch.exp(g)[..., None, None]
     delta = beta[..., None] * (v - (state * k[..., None, :]).sum(-1))
     state = state + delta[..., None] * k[..., None, :]

@@ -6,13 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from graphs.kernels.linear.reference import linear
-
-
-def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of [..., 2 * I] halves."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
+from graphs.kernels.linear.reference import gated_linear, linear, swiglu
 
 
 def route(x: Tensor, router: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
@@ -73,5 +67,5 @@ def moe_mlp(
     """
     weights, expert_ids = route(x, router, top_k, renormalise)
     routed: Tensor = moe_experts(x, weights, expert_ids, gate_up, down)
-    shared = linear(swiglu(linear(x, shared_gate_up)), shared_down)
+    shared = linear(gated_linear(x, shared_gate_up), shared_down)
     return routed + torch.sigmoid(linear(x, shared_gate)) * shared
