@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
+from graphs.kernels.gdn.reference import gdn_decode
 from tests.graphs.gdn_driver import GdnDriver, Geometry, Setup, relative_error
 from tests.tolerances import KERNEL_FP32_RTOL
 
@@ -47,6 +51,22 @@ def test_states_before_each_chunk_are_returned() -> None:
     for chunk, rows, num_rows in ((1, first, 64), (2, first, 128), (4, second, 64)):
         _, expected = driver.expect(rows, num_rows)
         assert relative_error(states[chunk], expected) < KERNEL_FP32_RTOL
+
+
+@pytest.mark.parametrize("num_requests", [1, 2])
+def test_a_compiled_decode_step_copies_no_pool(num_requests: int, tmp_path: Path) -> None:
+    """E5: the pools are written in place. Oracle: the profiler's record of allocations."""
+    decode = torch.compile(gdn_decode, fullgraph=True)
+    driver = GdnDriver(Setup(GEOMETRIES[0], decode=decode), num_slots=4096)
+    slots, rows = list(range(num_requests)), driver.make_rows(6)
+    with torch.inference_mode():
+        driver.decode(slots, [rows] * num_requests, 5)
+    with torch.inference_mode(), torch.profiler.profile(profile_memory=True) as profiler:
+        driver.decode(slots, [rows] * num_requests, 5)
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    allocated = [event["args"]["Bytes"] for event in trace if event["name"] == "[memory]"]
+    assert 0 < max(allocated) < driver.conv_pool.nbytes / 4
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])

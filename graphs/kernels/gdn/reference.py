@@ -83,7 +83,9 @@ def gdn_decode(
     window = conv_pool[state_slots[:, None], past % num_taps]
     window = window.masked_fill((past < 0)[..., None], 0.0)
     window = torch.cat([window, conv_in[:, None]], dim=1)
-    conv_pool[state_slots, positions % num_taps] = conv_in
+    # From the window, not from conv_in: a write that nothing orders after the gather is compiled
+    # into two copies of the whole pool.
+    conv_pool[state_slots, positions % num_taps] = window[:, -1]
     mixed = F.silu((window.float() * conv_weight.t().float()).sum(1)).to(projected.dtype)
     q, k, v = split_heads(mixed, num_k_heads, head_k_dim, num_v_heads)
     g, beta = gate_values(a, b, a_log, dt_bias)
