@@ -10,6 +10,7 @@ import torch
 
 from engine.cache.pools import PADDING_INDEX
 from engine.request_state import RequestState
+from engine.transfer import upload
 from graphs.inputs import CHUNK_ROWS, ForwardInputs, Kind
 
 # Compiled code is specialised for a dimension of 1; tables never have one that small.
@@ -23,14 +24,18 @@ PREFILL_ROW_MULTIPLE = 16
 class BatchEntry:
     """One request's rows: its tokens at positions start to start + num_rows - 1.
 
-    `samples`: the last row chooses the next token. `num_scored`: this many leading rows
-    report the log-probability of the prompt token that follows them.
+    `samples`: the last row chooses a token. `output_index`: output tokens before that one,
+    including those that steps in flight choose; the state may lag behind. The token of a
+    decode row is the one that its slot chose last: it may be on the device alone. Tokens of
+    prefill rows are always known. `num_scored`: this many leading rows report the
+    log-probability of the prompt token that follows them.
     """
 
     state: RequestState
     start: int
     num_rows: int
     samples: bool
+    output_index: int
     num_scored: int = 0
 
     @property
@@ -92,7 +97,7 @@ def build_inputs(batch: Batch, page_size: int, device: torch.device) -> ForwardI
     chunks, chunk_starts = build_chunks(row_starts) if is_prefill else ([], [])
 
     def on_device(values: Sequence[object]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
+        return upload(values, device)
 
     return ForwardInputs(
         kind=batch.kind,

@@ -44,10 +44,14 @@ def commit_token(
         state.finish_reason, state.stop_reason = FinishReason.STOP, token_id
     elif (stop_string := find_stop_string(state, token_id)) is not None:
         state.finish_reason, state.stop_reason = FinishReason.STOP, stop_string
-    elif state.finish_reason is None and (
-        num_output == params.max_tokens or state.num_tokens >= max_request_tokens
-    ):
+    elif state.finish_reason is None and is_length_reached(state, num_output, max_request_tokens):
         state.finish_reason = FinishReason.LENGTH
+
+
+def is_length_reached(state: RequestState, num_output: int, max_request_tokens: int) -> bool:
+    """Whether a request ends with its num_output-th output token, whatever that token is."""
+    is_full = state.num_prompt + num_output >= max_request_tokens
+    return is_full or num_output == state.params.max_tokens
 
 
 def find_stop_string(state: RequestState, token_id: int) -> str | None:

@@ -86,6 +86,12 @@ class EngineConfig:
         "(default: 512 on CPU, 8192 on CUDA)",
         group="scheduling",
     )
+    overlap: str = option(
+        "auto",
+        "launch each step before the one before it is drained; auto is on",
+        group="scheduling",
+        choices=("auto", "on", "off"),
+    )
     seed: int | None = option(
         None,
         "seeds requests that bring no seed (default: different every start)",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from random import Random
 
+from engine.batch import Batch
 from engine.client import EngineDeadError, EngineInfo, EngineStats, QueueFullError
 from engine.output_text import OutputText
 from engine.request import (
@@ -15,7 +17,7 @@ from engine.request import (
     check_request,
 )
 from engine.request_state import RequestState
-from engine.runner import Runner
+from engine.runner import PendingStep, Runner
 from engine.scheduler import Scheduler
 from engine.tokens import Tokenizer
 
@@ -46,6 +48,7 @@ class Engine:
         self._seeds = Random(seed)
         self._deliver: dict[str, Deliver] = {}
         self._wake = asyncio.Event()
+        self._in_flight: deque[tuple[Batch, PendingStep]] = deque()
         self._num_steps = 0
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
@@ -105,14 +108,12 @@ class Engine:
             while True:
                 await self._step()
         except asyncio.CancelledError:
-            self.error = "the engine was stopped"
-            self._send(self._scheduler.fail_all(self.error))
+            self._fail_all("the engine was stopped")
             raise
         except BaseException as fault:
             logger.exception("the engine has failed")
             self.has_failed = True
-            self.error = f"the engine has failed: {type(fault).__name__}"
-            self._send(self._scheduler.fail_all(self.error))
+            self._fail_all(f"the engine has failed: {type(fault).__name__}")
             raise
 
     def close(self) -> None:
@@ -121,16 +122,27 @@ class Engine:
         self._runner.close()
 
     async def _step(self) -> None:
+        """Launch what can be, then drain the oldest step in flight, or wait for a request."""
         self._send(self._scheduler.release_aborted())
-        batch = self._scheduler.next_batch()
-        if batch is None:
+        while len(self._in_flight) < self._scheduler.limits.max_steps_in_flight:
+            batch = self._scheduler.next_batch()
+            if batch is None:
+                break
+            self._in_flight.append((batch, self._runner.launch(batch)))
+        if not self._in_flight:
             assert not self._scheduler.has_work, "requests wait and nothing can run"
             self._wake.clear()
             await self._wake.wait()
             return
-        result = await self._runner.launch(batch).wait()
+        batch, step = self._in_flight.popleft()
+        result = await step.wait()
         self._num_steps += 1
         self._send(self._scheduler.drain(batch, result))
+
+    def _fail_all(self, error: str) -> None:
+        self.error = error
+        self._in_flight.clear()
+        self._send(self._scheduler.fail_all(error))
 
     def _send(self, updates: list[RequestUpdate]) -> None:
         for update in updates:

@@ -1,18 +1,26 @@
 """Who runs next, and what each step's result means for its requests.
 
 Pure bookkeeping: no tensors, no clocks that decide anything, no asyncio. `next_batch` plans
-one step, `drain` commits its result; pages and slots change owner only in these two.
+one step, `drain` commits its result. With overlap a step is planned while the one before it is
+in flight, on what is certain by then: how many tokens there will be, not which.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.batch import Batch, BatchEntry, StepResult
 from engine.cache.allocator import IndexAllocator
-from engine.commit import commit_scores, commit_token, fail, finish_update, take_update
+from engine.commit import (
+    commit_scores,
+    commit_token,
+    fail,
+    finish_update,
+    is_length_reached,
+    take_update,
+)
 from engine.request import FinishReason, RequestUpdate
 from engine.request_state import RequestState
 from graphs.inputs import Kind
@@ -20,13 +28,17 @@ from graphs.inputs import Kind
 
 @dataclass(frozen=True)
 class SchedulerLimits:
-    """Caps in force: requests running and waiting, prompt tokens per step, request length."""
+    """Caps in force: requests running and waiting, prompt tokens per step, request length.
+
+    `max_steps_in_flight`: launched and undrained steps; 1 is without overlap.
+    """
 
     max_running_requests: int
     max_queued_requests: int
     max_prefill_tokens: int
     max_request_tokens: int
     page_size: int
+    max_steps_in_flight: int = 1
 
 
 class Scheduler:
@@ -34,7 +46,12 @@ class Scheduler:
 
     A request is admitted when a slot and the pages of all its known tokens are free. When a
     decode needs a page and none is free, the request admitted last gives up everything and
-    goes back to the head of the queue; it recomputes its tokens later and loses none.
+    goes back to the head of the queue; it recomputes its tokens later and loses none. That
+    never happens while a step is in flight, so a request in flight keeps what it owns.
+
+    A stop is known one step late with overlap. The request's last update goes out at once and
+    its id is free again; it *leaves* when no step in flight uses its pages and slot, and what
+    such a step has chosen for it is ignored. Stops by length are foreseen and cost no row.
     """
 
     def __init__(
@@ -50,8 +67,10 @@ class Scheduler:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._waiting: deque[RequestState] = deque()
         self._running: list[RequestState] = []
+        self._leaving: set[RequestState] = set()
         self._by_id: dict[str, RequestState] = {}
-        self._in_flight: Batch | None = None
+        self._marked: list[RequestState] = []
+        self._in_flight: deque[Batch] = deque()
         self._last_kind = Kind.DECODE
 
     @property
@@ -72,7 +91,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._by_id)
+        """Whether a request is not over, or is and still holds its pages and slot."""
+        return bool(self._by_id or self._leaving)
 
     @property
     def is_queue_full(self) -> bool:
@@ -88,87 +108,112 @@ class Scheduler:
         self._waiting.append(state)
 
     def abort(self, request_id: str) -> None:
-        """Mark a request; the next `next_batch` or `drain` ends it. Unknown ids are over."""
-        if (state := self._by_id.get(request_id)) is not None:
+        """Mark a request; the next `release_aborted` or `drain` ends it. Unknown ids are over."""
+        state = self._by_id.get(request_id)
+        if state is not None and not state.is_aborted:
             state.is_aborted = True
+            self._marked.append(state)
 
     def release_aborted(self) -> list[RequestUpdate]:
         """End marked requests that no step in flight is using."""
-        flying = {entry.state for entry in self._in_flight.entries} if self._in_flight else set()
-        ended = [s for s in self._by_id.values() if s.is_aborted and s not in flying]
-        for state in ended:
-            state.finish_reason = FinishReason.ABORT
-            self._release(state)
-        return [finish_update(state) for state in ended]
+        return self._end_aborted([s for s in self._marked if s.num_steps_in_flight == 0])
 
     def next_batch(self) -> Batch | None:
-        """The next step, None when nothing can run now. One step is in flight at a time."""
-        assert self._in_flight is None, "the last step was not drained"
-        if self._last_kind is Kind.PREFILL:
-            batch = self._plan_decode() or self._plan_prefill()
-        else:
-            batch = self._plan_prefill() or self._plan_decode()
+        """The next step, to be launched at once; at most `max_steps_in_flight` are undrained.
+
+        None when nothing can run now: either nothing is left to do, or a drain must come first.
+        """
+        assert len(self._in_flight) < self.limits.max_steps_in_flight, "no step was drained"
+        batch = self._plan()
         if batch is not None:
-            self._in_flight = batch
+            for entry in batch.entries:
+                entry.state.launch(entry.num_rows, samples=entry.samples)
+            self._in_flight.append(batch)
             self._last_kind = batch.kind
         return batch
 
     def drain(self, batch: Batch, result: StepResult) -> list[RequestUpdate]:
-        """Commit a step: append tokens, end what is over, return pages and slots.
+        """Commit the oldest step in flight: append tokens, end what is over, return its pages.
 
         Returns one update per request that has something to tell.
         """
-        assert batch is self._in_flight
-        self._in_flight = None
-        scores = iter(result.scores)
-        for entry in batch.entries:
-            entry.state.num_computed += entry.num_rows
-            if entry.num_scored:
-                commit_scores(entry, next(scores))
-        for index, entry in enumerate(batch.sampling_entries):
-            if not entry.state.is_aborted and entry.state.finish_reason is None:
-                commit_token(
-                    entry.state, result, index, self._eos_token_ids, self.limits.max_request_tokens
-                )
+        assert self._in_flight and batch is self._in_flight[0], "steps are drained as launched"
+        self._in_flight.popleft()
+        self._commit(batch, result)
         updates = []
         for state in (entry.state for entry in batch.entries):
-            if state.is_aborted:
-                state.finish_reason = FinishReason.ABORT
-            elif state.num_pending == 0 and state.finish_reason is None:
+            if state in self._leaving:
+                self._let_go(state)
+                continue
+            if state.num_computed == state.num_tokens and not state.is_over:
                 # Nothing was to be sampled: the request only wanted its prompt scored.
                 state.finish_reason = FinishReason.LENGTH
             if (update := take_update(state)) is not None:
                 updates.append(update)
             if state.finish_reason is not None:
-                self._release(state)
-        return updates
+                self._end(state)
+        return updates + self._end_aborted(list(self._marked))
 
     def fail_all(self, message: str) -> list[RequestUpdate]:
-        """End every request with an error: the engine cannot go on."""
-        self._in_flight = None
+        """End every request with an error and forget the steps in flight: the engine is over."""
+        self._in_flight.clear()
+        self._marked.clear()
         states = list(self._by_id.values())
+        for state in (*states, *self._leaving):
+            state.num_steps_in_flight = state.num_tokens_in_flight = 0
         for state in states:
             fail(state)
-            self._release(state)
+            self._end(state)
+        for state in list(self._leaving):
+            self._let_go(state)
         return [finish_update(state, error=message) for state in states]
 
     def check_integrity(self) -> None:
         """Assert that every page and slot has exactly one owner."""
-        owners = [*self._running, *self._waiting]
-        assert len(owners) == len(set(owners)) == len(self._by_id)
+        owners = [*self._running, *self._waiting, *self._leaving]
+        assert len(owners) == len(set(owners)) == len(self._by_id) + len(self._leaving)
         self._pages.check_integrity(page for state in owners for page in state.pages)
         self._slots.check_integrity(s.slot for s in owners if s.slot is not None)
-        assert all(state.slot is not None for state in self._running)
+        flights = Counter(entry.state for batch in self._in_flight for entry in batch.entries)
+        assert flights.keys() <= set(owners)
+        for state in owners:
+            assert state.num_steps_in_flight == flights[state]
         for state in self._waiting:
-            assert state.slot is None and not state.pages and state.num_computed == 0
-        for state in self._running:
-            assert len(state.pages) * self.limits.page_size >= state.num_computed
+            assert state.slot is None and not state.pages and state.num_launched == 0
+        for state in (*self._running, *self._leaving):
+            assert state.slot is not None
+            assert len(state.pages) * self.limits.page_size >= state.num_launched
+            assert state.num_launched >= state.num_computed
+        assert all(state.finish_reason is None for state in self._by_id.values())
+        assert all(s.finish_reason is not None and flights[s] > 0 for s in self._leaving)
+        assert all(self._by_id[state.request_id] is state for state in self._marked)
+
+    def _commit(self, batch: Batch, result: StepResult) -> None:
+        scores = iter(result.scores)
+        for entry in batch.entries:
+            entry.state.land(entry.num_rows, samples=entry.samples)
+            # Taken in any case: the next entry's scores follow.
+            entry_scores = next(scores) if entry.num_scored else None
+            if entry_scores is not None and not entry.state.is_over:
+                commit_scores(entry, entry_scores)
+        max_tokens = self.limits.max_request_tokens
+        for index, entry in enumerate(batch.sampling_entries):
+            if not entry.state.is_over:
+                commit_token(entry.state, result, index, self._eos_token_ids, max_tokens)
+
+    def _plan(self) -> Batch | None:
+        if self._last_kind is not Kind.PREFILL and (batch := self._plan_prefill()) is not None:
+            return batch
+        if self._in_flight and self._lacks_pages():
+            # The step in flight may end a request and so spare another one its preemption.
+            return None
+        return self._plan_decode() or self._plan_prefill()
 
     def _plan_prefill(self) -> Batch | None:
         budget = self.limits.max_prefill_tokens
         entries = []
         for state in self._running:
-            if budget > 0 and not state.is_decoding:
+            if budget > 0 and not (state.is_prefilled or state.is_aborted):
                 entries.append(self._prefill_entry(state, budget))
                 budget -= entries[-1].num_rows
         admitted = []
@@ -183,25 +228,31 @@ class Scheduler:
         return Batch(Kind.PREFILL, tuple(entries), tuple(admitted))
 
     def _prefill_entry(self, state: RequestState, budget: int) -> BatchEntry:
-        start = state.num_computed
-        num_rows = min(state.num_pending, budget)
+        start = state.num_launched
+        num_left = state.num_prefill - start
+        num_rows = min(num_left, budget)
         num_scored = 0
         if state.params.prompt_logprobs is not None:
             num_scored = max(min(start + num_rows, state.num_prompt - 1) - start, 0)
-        is_last = num_rows == state.num_pending
-        samples = is_last and state.params.max_tokens != 0
-        return BatchEntry(state, start, num_rows, samples, num_scored)
+        samples = num_rows == num_left and not self._is_complete(state)
+        return BatchEntry(state, start, num_rows, samples, state.next_output_index, num_scored)
 
     def _plan_decode(self) -> Batch | None:
         entries = []
         for state in list(self._running):
-            if state.slot is None or not state.is_decoding:
-                continue
-            if self._grow(state):
-                entries.append(BatchEntry(state, state.num_computed, 1, samples=True))
+            if state.slot is not None and self._can_decode(state) and self._grow(state):
+                index = state.next_output_index
+                entries.append(BatchEntry(state, state.num_launched, 1, True, index))
         # Victims are taken from the end while this goes from the front: no entry lost its slot.
         assert all(entry.state.slot is not None for entry in entries)
         return Batch(Kind.DECODE, tuple(entries)) if entries else None
+
+    def _can_decode(self, state: RequestState) -> bool:
+        return state.is_prefilled and not state.is_aborted and not self._is_complete(state)
+
+    def _is_complete(self, state: RequestState) -> bool:
+        """Whether the tokens in flight reach the request's length: no other may be chosen."""
+        return is_length_reached(state, state.next_output_index, self.limits.max_request_tokens)
 
     def _admit(self, state: RequestState) -> bool:
         if len(self._running) >= self.limits.max_running_requests or self._slots.num_free == 0:
@@ -213,13 +264,12 @@ class Scheduler:
             return False
         slots = self._slots.take(1)
         assert slots is not None
-        state.pages, state.slot = pages, slots[0]
-        state.leave_queue()
+        state.admit(slots[0], pages)
         return True
 
     def _grow(self, state: RequestState) -> bool:
         """Own the page of the next row, at the cost of later requests, or of itself."""
-        while len(state.pages) < self._num_pages_for(state.num_computed + 1):
+        while self._num_missing_pages(state) > 0:
             taken = self._pages.take(1)
             if taken is not None:
                 state.pages += taken
@@ -230,19 +280,44 @@ class Scheduler:
                 return False
         return True
 
+    def _lacks_pages(self) -> bool:
+        """Whether a decode step planned now would preempt."""
+        decoding = (state for state in self._running if self._can_decode(state))
+        return sum(map(self._num_missing_pages, decoding)) > self._pages.num_free
+
+    def _num_missing_pages(self, state: RequestState) -> int:
+        """Pages that the next row of a request needs and the request does not own."""
+        return max(self._num_pages_for(state.num_launched + 1) - len(state.pages), 0)
+
     def _preempt(self, state: RequestState) -> None:
+        assert not self._in_flight, "a step in flight may use the victim's pages"
         self.num_preemptions += 1
         self._running.remove(state)
         self._give_back(state)
-        state.num_computed = 0
+        state.restart()
         self._waiting.appendleft(state)
 
-    def _release(self, state: RequestState) -> None:
+    def _end_aborted(self, states: list[RequestState]) -> list[RequestUpdate]:
+        for state in states:
+            state.finish_reason = FinishReason.ABORT
+            self._end(state)
+        self._marked = [state for state in self._marked if state.finish_reason is None]
+        return [finish_update(state) for state in states]
+
+    def _end(self, state: RequestState) -> None:
+        """The request is over for its caller; what it owns may be in use a little longer."""
         del self._by_id[state.request_id]
         if state.slot is None:
             self._waiting.remove(state)
         else:
             self._running.remove(state)
+            self._leaving.add(state)
+            self._let_go(state)
+
+    def _let_go(self, state: RequestState) -> None:
+        """Return what a leaving request owns unless a step in flight uses it."""
+        if state.num_steps_in_flight == 0:
+            self._leaving.remove(state)
             self._give_back(state)
 
     def _give_back(self, state: RequestState) -> None:
