@@ -31,7 +31,7 @@ from engine.runner import PendingStep
 from engine.worker import serve_socket
 from engine.worker_client import WorkerClient, start_worker
 from tests.conftest import EMBEDDED
-from tests.engine.test_scheduler import make_scheduler
+from tests.engine.device_model import make_scheduler
 
 CONFIG = EngineConfig(
     model_path=str(EMBEDDED),
