@@ -49,7 +49,13 @@ class EngineConfig:
     )
     compile: str = option(
         "auto",
-        "compile the decoder blocks; off starts at once and runs slower; auto is on for the CPU",
+        "compile the decoder blocks; off starts at once and runs slower; auto is on",
+        group="machine",
+        choices=("auto", "on", "off"),
+    )
+    cuda_graphs: str = option(
+        "auto",
+        "capture each decode step as one CUDA graph; auto is on for cuda with triton attention",
         group="machine",
         choices=("auto", "on", "off"),
     )

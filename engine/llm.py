@@ -91,6 +91,7 @@ class LLM:
         device: str = "auto",
         num_threads: int | None = None,
         compile: str = "auto",
+        cuda_graphs: str = "auto",
         attention_backend: str = "auto",
         state_dtype: str = "float32",
         page_size: int = 64,
@@ -99,6 +100,7 @@ class LLM:
         max_running_requests: int = 64,
         max_queued_requests: int = 1024,
         max_prefill_tokens: int | None = None,
+        overlap: str = "auto",
         seed: int | None = None,
     ) -> None:
         config = EngineConfig(
@@ -109,6 +111,7 @@ class LLM:
             device=device,
             num_threads=num_threads,
             compile=compile,
+            cuda_graphs=cuda_graphs,
             attention_backend=attention_backend,
             state_dtype=state_dtype,
             page_size=page_size,
@@ -117,6 +120,7 @@ class LLM:
             max_running_requests=max_running_requests,
             max_queued_requests=max_queued_requests,
             max_prefill_tokens=max_prefill_tokens,
+            overlap=overlap,
             seed=seed,
         )
         folder = Path(model_path)

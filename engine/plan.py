@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from engine.attention.paged import PAGED_BACKENDS
 from engine.config import EngineConfig
 from engine.device_facts import DeviceFacts
 from engine.memory import MemoryPlan, plan_memory, unit_bytes
@@ -60,6 +61,8 @@ class Plan:
     dtype: torch.dtype
     state_dtype: torch.dtype
     is_compiled: bool
+    is_captured: bool
+    max_steps_in_flight: int
     attention_backend: str
     memory: MemoryPlan
     page_size: int
@@ -117,7 +120,9 @@ def make_plan(
         device=facts,
         dtype=dtype,
         state_dtype=state_dtype,
-        is_compiled=config.compile == "on" or (config.compile == "auto" and not is_cuda),
+        is_compiled=config.compile != "off",
+        is_captured=choose_capture(config.cuda_graphs, is_cuda, attention_backend),
+        max_steps_in_flight=1 if config.overlap == "off" else 2,
         attention_backend=attention_backend,
         memory=memory,
         page_size=config.page_size,
@@ -184,6 +189,16 @@ def choose_attention_backend(wanted: str, is_cuda: bool) -> str:
     if wanted != "auto":
         return wanted
     return "triton" if is_cuda else "torch"
+
+
+def choose_capture(wanted: str, is_cuda: bool, attention_backend: str) -> bool:
+    """auto: wherever a decode step can be captured."""
+    can_capture = is_cuda and PAGED_BACKENDS[attention_backend].capabilities.can_capture
+    require(
+        can_capture or wanted != "on",
+        "--cuda-graphs on needs a CUDA device and --attention-backend triton; use auto",
+    )
+    return can_capture and wanted != "off"
 
 
 def check_kernel_shapes(model: ModelConfig, attention_backend: str) -> None:

@@ -1,7 +1,8 @@
 """Runs steps on the device: inputs up, one forward, sampling, results down.
 
-Knows nothing of queues or of why a request is in a batch. Steps run in order on one worker
-thread, so that `launch` returns at once and the event loop stays free.
+Knows nothing of queues or of why a request is in a batch. One thread launches steps in order and
+never waits for the device; another waits for their results. So the event loop stays free, and
+the next step can be launched while one runs.
 """
 
 from __future__ import annotations
@@ -9,25 +10,56 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, StepResult, build_inputs
-from engine.models.hybrid import ForwardFunctions, HybridModel
+from engine.batch import Batch, BatchEntry, StepResult, build_inputs
+from engine.models.hybrid import HybridModel
 from engine.request import MAX_TOP_LOGPROBS
-from engine.sampler import (
-    NoiseFunction,
-    Sampled,
-    TokenScores,
-    plan_sampling,
-    sample,
-    score_tokens,
-)
-from engine.sampling_rows import SamplingTable
+from engine.sampler import SamplingPlan, TokenScores, plan_sampling, score_tokens
+from engine.step_set import StepSet
+from engine.token_step import BAD_TOKEN, Chosen, covering_plan
+from engine.transfer import download, upload
+from graphs.inputs import Kind
+from graphs.rows import Row
 
 # Log-softmax of a whole prefill chunk would need chunk × vocabulary floats at once.
 SCORED_ROWS_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class LaunchedStep:
+    """Results on their way to the host; readable once `done` has happened (None: already).
+
+    `scores`: per scored entry, the pieces of its rows.
+    """
+
+    num_sampled: int
+    chosen: Chosen | None
+    scores: list[list[TokenScores]]
+    done: torch.cuda.Event | None
+
+    def collect(self) -> StepResult:
+        """Wait for the device, then read everything as plain values."""
+        if self.done is not None:
+            self.done.synchronize()
+        scores = [
+            [item for piece in pieces for item in list_scores(piece)] for pieces in self.scores
+        ]
+        if self.chosen is None:
+            return StepResult([], [], None, None, scores)
+        # Rows past num_sampled are padding.
+        chosen = self.chosen.each(lambda field: field[: self.num_sampled])
+        token_ids: list[int] = chosen.token_ids.tolist()
+        return StepResult(
+            token_ids=token_ids,
+            is_bad=[token_id == BAD_TOKEN for token_id in token_ids],
+            logprobs=None if chosen.logprobs is None else chosen.logprobs.tolist(),
+            tops=pair_tops(chosen.top_ids, chosen.top_logprobs),
+            scores=scores,
+        )
 
 
 class PendingStep:
@@ -42,40 +74,42 @@ class PendingStep:
 
 
 class Runner:
-    """Owns the model, the sampling table and the one thread that launches device work."""
+    """Owns the model, the slots' tables and the threads that launch and collect steps."""
 
     def __init__(
         self,
         model: HybridModel,
-        run: ForwardFunctions,
-        table: SamplingTable,
-        thread: ThreadPoolExecutor,
-        make_noise: NoiseFunction,
+        steps: StepSet,
+        launch_thread: ThreadPoolExecutor,
         *,
         page_size: int,
         eos_token_ids: Sequence[int],
         device: torch.device,
     ) -> None:
-        self._model, self._forward, self._table = model, run, table
+        self._model, self._functions, self._decode = model, steps.functions, steps.decode
+        self._tables, self._sampling = steps.tables, steps.sampling
         self._page_size, self._device = page_size, device
         self._eos_token_ids = tuple(eos_token_ids)
-        self._thread, self._make_noise = thread, make_noise
+        self._launch_thread = launch_thread
+        self._collect_thread = ThreadPoolExecutor(1, "collect")
 
     def launch(self, batch: Batch) -> PendingStep:
         """Start a step behind those launched before; never blocks."""
-        return PendingStep(self._thread.submit(self._run, batch))
+        launched = self._launch_thread.submit(self._run, batch)
+        return PendingStep(self._collect_thread.submit(lambda: launched.result().collect()))
 
     def close(self) -> None:
-        """Wait for the step in flight, stop the thread and let the model go; call it once."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
-        # A closed engine may stay referenced; its weights and pools must not.
-        del self._model, self._table, self._forward, self._make_noise
+        """Wait for the steps in flight, stop the threads and let the model go; call it once."""
+        for thread in (self._launch_thread, self._collect_thread):
+            thread.shutdown(wait=True, cancel_futures=True)
+        # A closed engine may stay referenced; its weights, pools and graphs must not.
+        del self._model, self._functions, self._decode, self._tables, self._sampling
 
     @torch.inference_mode()
-    def _run(self, batch: Batch) -> StepResult:
+    def _run(self, batch: Batch) -> LaunchedStep:
         for state in batch.admitted:
             assert state.slot is not None
-            self._table.set_row(
+            self._sampling.set_row(
                 state.slot,
                 state.params,
                 seed=state.seed,
@@ -83,40 +117,65 @@ class Runner:
                 prompt_token_ids=state.request.prompt_token_ids,
                 output_token_ids=state.output_token_ids,
             )
+        if batch.kind is Kind.DECODE:
+            return self._launched(batch, self._decode_rows(batch), [])
+        return self._launched(batch, *self._prefill(batch))
+
+    def _launched(
+        self, batch: Batch, chosen: Chosen | None, scores: list[list[TokenScores]]
+    ) -> LaunchedStep:
+        """Start the copies to the host; `chosen` may belong to a graph, so they come first."""
+        host_chosen = None if chosen is None else chosen.each(download)
+        host_scores = [[piece.each(download) for piece in pieces] for pieces in scores]
+        done = None
+        if self._device.type == "cuda":
+            done = torch.cuda.Event(blocking=True)
+            done.record()
+        return LaunchedStep(len(batch.sampling_entries), host_chosen, host_scores, done)
+
+    def _decode_rows(self, batch: Batch) -> Chosen:
+        page_size = self._page_size
+        rows = [
+            Row(
+                slot=entry.slot,
+                position=entry.start,
+                page=entry.state.pages[entry.start // page_size],
+                output_index=entry.output_index,
+            )
+            for entry in batch.entries
+        ]
+        plan = plan_entries(batch.entries)
+        return self._decode.run(rows, covering_plan(self._decode.variants, plan))
+
+    def _prefill(self, batch: Batch) -> tuple[Chosen | None, list[list[TokenScores]]]:
         inputs = build_inputs(batch, self._page_size, self._device)
-        logits = self._model(inputs, self._forward)
-        num_sampled = len(batch.sampling_entries)
-        sampled = self._sample(batch, logits[:num_sampled])
-        scores = score_prompts(batch, logits[num_sampled:])
-        if sampled is None:
-            return StepResult([], [], None, None, scores)
-        return StepResult(
-            token_ids=sampled.token_ids.tolist(),
-            is_bad=sampled.is_bad.tolist(),
-            logprobs=None if sampled.logprobs is None else sampled.logprobs.tolist(),
-            tops=pair_tops(sampled.top_ids, sampled.top_logprobs),
-            scores=scores,
-        )
-
-    def _sample(self, batch: Batch, logits: Tensor) -> Sampled | None:
+        self._tables.set_pages(inputs.state_slots, inputs.page_table)
+        logits = self._model(inputs, self._functions.forward)
         entries = batch.sampling_entries
+        scores = score_prompts(batch, logits[len(entries) :])
         if not entries:
-            return None
-        states = [entry.state for entry in entries]
-        num_outputs = [len(state.output_token_ids) for state in states]
-        plan = plan_sampling([state.params for state in states], num_outputs)
-        slots = torch.tensor([entry.slot for entry in entries], device=self._device)
-        positions = torch.tensor(num_outputs, device=self._device)
-        sampled = sample(logits, self._table, slots, positions, plan, self._make_noise)
-        if plan.has_penalties:
-            self._table.count_tokens(slots, sampled.token_ids)
-        return sampled
+            return None, scores
+        chosen = self._functions.choose_any(
+            logits[: len(entries)],
+            self._sampling,
+            self._tables.last_tokens,
+            upload([entry.slot for entry in entries], self._device),
+            upload([entry.output_index for entry in entries], self._device),
+            plan_entries(entries),
+            self._functions.make_noise,
+        )
+        return chosen, scores
 
 
-def score_prompts(
-    batch: Batch, logits: Tensor
-) -> list[list[tuple[float, list[tuple[int, float]]]]]:
-    """Log-probabilities of the prompt tokens after the scored rows (see `StepResult`)."""
+def plan_entries(entries: Sequence[BatchEntry]) -> SamplingPlan:
+    """The work that choosing a token for each of these entries takes."""
+    return plan_sampling(
+        [entry.state.params for entry in entries], [entry.output_index for entry in entries]
+    )
+
+
+def score_prompts(batch: Batch, logits: Tensor) -> list[list[TokenScores]]:
+    """Scores of the prompt tokens after the scored rows, in pieces; see `LaunchedStep`."""
     scores = []
     first = 0
     for entry in batch.entries:
@@ -125,15 +184,18 @@ def score_prompts(
         rows = logits[first : first + entry.num_scored]
         first += entry.num_scored
         following = entry.state.tokens_between(entry.start + 1, entry.start + 1 + entry.num_scored)
-        targets = torch.tensor(following, device=logits.device)
+        targets = upload(following, logits.device)
         has_top = bool(entry.state.params.prompt_logprobs)
-        pieces = [
-            score_tokens(piece, piece_targets, MAX_TOP_LOGPROBS if has_top else 0)
-            for piece, piece_targets in zip(
-                rows.split(SCORED_ROWS_AT_ONCE), targets.split(SCORED_ROWS_AT_ONCE), strict=True
-            )
-        ]
-        scores.append([item for piece in pieces for item in list_scores(piece)])
+        scores.append(
+            [
+                score_tokens(piece, piece_targets, MAX_TOP_LOGPROBS if has_top else 0)
+                for piece, piece_targets in zip(
+                    rows.split(SCORED_ROWS_AT_ONCE),
+                    targets.split(SCORED_ROWS_AT_ONCE),
+                    strict=True,
+                )
+            ]
+        )
     return scores
 
 

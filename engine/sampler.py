@@ -54,6 +54,14 @@ class TokenScores(NamedTuple):
     top_ids: Tensor | None
     top_logprobs: Tensor | None
 
+    def each(self, change: Callable[[Tensor], Tensor]) -> TokenScores:
+        """The same fields, each that is there changed."""
+        return TokenScores(
+            change(self.logprobs),
+            None if self.top_ids is None else change(self.top_ids),
+            None if self.top_logprobs is None else change(self.top_logprobs),
+        )
+
 
 class Sampled(NamedTuple):
     """What one step chose.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.request import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams
+from engine.transfer import upload
 
 PADDING_SLOT = 0
 MAX_EOS_TOKEN_IDS = 16
@@ -78,6 +79,19 @@ class SamplingTable:
         self.floats[:] = torch.tensor(_floats_from(neutral))
         self.ints[:] = torch.tensor(_ints_from(neutral, 0, vocab_size))
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors, for those who keep their addresses."""
+        return (
+            self.floats,
+            self.ints,
+            self.bias_ids,
+            self.bias_values,
+            self.masked_ids,
+            self.output_counts,
+            self.in_prompt,
+            self.token_ids,
+        )
+
     def set_row(
         self,
         slot: int,
@@ -97,14 +111,14 @@ class SamplingTable:
             ValueError: the model has more than MAX_EOS_TOKEN_IDS end-of-sequence ids.
         """
         assert PADDING_SLOT < slot < len(self.floats), f"slot {slot}"
-        self.floats[slot] = torch.tensor(_floats_from(params))
-        self.ints[slot] = torch.tensor(_ints_from(params, seed, self.vocab_size))
+        device = self.floats.device
+        self.floats[slot] = upload(_floats_from(params), device, torch.float32)
+        self.ints[slot] = upload(_ints_from(params, seed, self.vocab_size), device)
         self._set_bias(slot, params)
         self._set_masked(slot, params, eos_ids)
         if params.has_penalties:
-            device = self.in_prompt.device
-            prompt_ids = torch.tensor(prompt_token_ids, dtype=torch.int64, device=device)
-            output_ids = torch.tensor(output_token_ids, dtype=torch.int64, device=device)
+            prompt_ids = upload(prompt_token_ids, device)
+            output_ids = upload(output_token_ids, device)
             ones = torch.ones_like(output_ids, dtype=torch.int32)
             self.in_prompt[slot].zero_().index_fill_(0, prompt_ids, True)
             self.output_counts[slot].zero_().index_add_(0, output_ids, ones)
@@ -116,7 +130,8 @@ class SamplingTable:
         count can be sent there.
         """
         is_counted = (slots != PADDING_SLOT).int()
-        self.output_counts.index_put_((slots, token_ids), is_counted, accumulate=True)
+        places = slots * self.vocab_size + token_ids
+        self.output_counts.view(-1).scatter_add_(0, places, is_counted)
 
     def gather(self, slots: Tensor) -> RowParams:
         """The parameters of the rows whose requests own `slots` [R]."""
@@ -141,8 +156,10 @@ class SamplingTable:
         self.bias_values[slot] = 0.0
         num_biases = len(params.logit_bias)
         if num_biases:
-            self.bias_ids[slot, :num_biases] = torch.tensor(list(params.logit_bias))
-            self.bias_values[slot, :num_biases] = torch.tensor(list(params.logit_bias.values()))
+            device = self.bias_ids.device
+            values = list(params.logit_bias.values())
+            self.bias_ids[slot, :num_biases] = upload(list(params.logit_bias), device)
+            self.bias_values[slot, :num_biases] = upload(values, device, torch.float32)
 
     def _set_masked(self, slot: int, params: SamplingParams, eos_ids: Sequence[int]) -> None:
         if len(eos_ids) > MAX_EOS_TOKEN_IDS:
@@ -151,7 +168,7 @@ class SamplingTable:
         if not params.ignore_eos:
             masked.extend(eos_ids)
         unused = [_NO_TOKEN] * (_MAX_MASKED_IDS - len(masked))
-        self.masked_ids[slot] = torch.tensor(masked + unused)
+        self.masked_ids[slot] = upload(masked + unused, self.masked_ids.device)
 
 
 def sampling_bytes_per_slot(vocab_size: int) -> int:

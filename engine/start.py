@@ -22,23 +22,14 @@ from engine.loader import fill_dummy, load_weights
 from engine.memory import show
 from engine.model_config import ModelConfig, load_model_config
 from engine.models.build import build_model, plan_weights
-from engine.models.hybrid import (
-    EAGER,
-    ForwardFunctions,
-    HybridModel,
-    forward_block,
-    forward_head,
-)
+from engine.models.hybrid import HybridModel
 from engine.plan import Plan, make_plan
 from engine.runner import Runner
-from engine.sampling_rows import SamplingTable
 from engine.scheduler import Scheduler, SchedulerLimits
+from engine.step_set import prepare_steps, prepare_thread
 from engine.tokens import load_tokenizer
 from engine.version import __version__
-from engine.warm_up import warm_up
-from graphs.compile import allow_compilations, compile_whole
 from graphs.kernels.kernel_set import TORCH_KERNELS, TRITON_KERNELS
-from graphs.kernels.sample.reference import gumbel_noise
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +37,7 @@ DUMMY_SEED = 0
 
 
 def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
-    """An engine that is ready to `run`, with every planned shape compiled.
+    """An engine that is ready to `run`, with every planned shape compiled and captured.
 
     Raises:
         ValueError: an option, the checkpoint or its tokenizer is unusable; one line, names it.
@@ -63,26 +54,9 @@ def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
     pools = allocate(plan)
     model = load_model(plan, pools, has_progress=has_progress)
     loaded_s = time.monotonic()
-    num_block_kinds = len(set(zip(model_config.layer_kinds, model_config.is_moe, strict=True)))
-    thread = ThreadPoolExecutor(
-        1, "launch", initializer=allow_compilations, initargs=(num_block_kinds,)
-    )
-    run = compile_functions() if plan.is_compiled else EAGER
-    make_noise = compile_whole(gumbel_noise) if plan.is_compiled else gumbel_noise
-    table = SamplingTable(plan.memory.num_slots, model_config.vocab_size, facts.device)
-    if plan.is_compiled:
-        logger.info("compiling; the first start takes about a minute, later ones seconds")
+    thread = ThreadPoolExecutor(1, "launch", initializer=prepare_thread, initargs=(plan,))
     try:
-        thread.submit(
-            warm_up,
-            model,
-            run,
-            make_noise,
-            table,
-            facts.device,
-            max_decode_rows=plan.max_running_requests,
-            max_prefill_rows=plan.max_prefill_tokens,
-        ).result()
+        steps, phases = thread.submit(prepare_steps, plan, model, pools).result()
     except Exception as fault:
         thread.shutdown()
         if needs_compiler(fault):
@@ -92,17 +66,13 @@ def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
         raise
     runner = Runner(
         model,
-        run,
-        table,
+        steps,
         thread,
-        make_noise,
         page_size=plan.page_size,
         eos_token_ids=model_config.eos_token_ids,
         device=facts.device,
     )
-    ready_s = time.monotonic()
-    phases = {"load": loaded_s - started_s, "compile": ready_s - loaded_s}
-    phases["ready"] = ready_s - started_s
+    phases = {"load": loaded_s - started_s, **phases, "ready": time.monotonic() - started_s}
     logger.info("ready: %s", ", ".join(f"{name} {value:.1f} s" for name, value in phases.items()))
     return Engine(describe(plan, phases), build_scheduler(plan), runner, tokenizer, plan.seed)
 
@@ -119,11 +89,6 @@ def needs_compiler(fault: BaseException | None) -> bool:
 def default_threads() -> int:
     """All cores this process may use but one, which is left to the HTTP process."""
     return max(len(os.sched_getaffinity(0)) - 1, 1)
-
-
-def compile_functions() -> ForwardFunctions:
-    """The regions of a forward, compiled when first called."""
-    return ForwardFunctions(block=compile_whole(forward_block), head=compile_whole(forward_head))
 
 
 def count_weights(config: ModelConfig) -> int:
@@ -189,6 +154,7 @@ def build_scheduler(plan: Plan) -> Scheduler:
         max_prefill_tokens=plan.max_prefill_tokens,
         max_request_tokens=plan.limits.max_request_tokens,
         page_size=plan.page_size,
+        max_steps_in_flight=plan.max_steps_in_flight,
     )
     return Scheduler(
         limits,

@@ -30,7 +30,11 @@ def allow_compilations(num_block_kinds: int) -> None:
     Call it first on the thread that runs compiled code: Dynamo keeps its limit per thread, and
     counts every compilation of the shared code against it, earlier engines' included.
     """
-    earlier = counters["stats"]["unique_graphs"]
-    torch._dynamo.config.recompile_limit = earlier + (
+    torch._dynamo.config.recompile_limit = count_compilations() + (
         MAX_COMPILATIONS_PER_BLOCK_KIND * num_block_kinds
     )
+
+
+def count_compilations() -> int:
+    """How many graphs torch.compile has made in this process so far."""
+    return int(counters["stats"]["unique_graphs"])

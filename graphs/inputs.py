@@ -35,7 +35,8 @@ class ForwardInputs:
     with the padding page. context_lens: [R] int64, tokens in the KV cache after this forward.
     state_slots: [R] int64, the GDN slot of each request; one whose first row is at position 0
     starts from a zero GDN state, whatever its slot holds. logit_rows: [N] int64, rows whose
-    hidden state is wanted. PREFILL only: row_starts [R + 1] int64, first row of each request;
+    logits are wanted, None for all of them. PREFILL only: row_starts [R + 1] int64, first row of
+    each request;
     chunks [NC, 2] int64, request and first row of every run of up to CHUNK_ROWS rows of one
     request, in order, filled up at the end with (last request, its end), which holds no rows;
     chunk_starts [R + 1] int64, first chunk of each request.
@@ -48,7 +49,7 @@ class ForwardInputs:
     page_table: Tensor
     context_lens: Tensor
     state_slots: Tensor
-    logit_rows: Tensor
+    logit_rows: Tensor | None
     row_starts: Tensor
     chunks: Tensor
     chunk_starts: Tensor

@@ -60,6 +60,10 @@ class CachePools:
         """Slots that requests can own; the padding slot is not one of them."""
         return self.conv.shape[1] - 1
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors, for those who keep their addresses."""
+        return self.keys, self.values, self.conv, self.state
+
     def kv_layer(self, index: int) -> KvLayer:
         """The view of the index-th attention layer."""
         return KvLayer(k_pool=self.keys[index], v_pool=self.values[index])

@@ -106,13 +106,15 @@ class HybridModel(nn.Module):
         )
 
     def forward(self, inputs: ForwardInputs, run: ForwardFunctions) -> Tensor:
-        """Logits [N, vocab] of the rows named by inputs.logit_rows."""
+        """Logits [N, vocab] of the rows that inputs.logit_rows wants."""
         x = F.embedding(inputs.token_ids, self.embedding)
         residual = torch.zeros_like(x)
         for block in self.blocks:
             assert isinstance(block, DecoderBlock)
             x, residual = run.block(block, x, residual, inputs)
         rows = inputs.logit_rows
+        if rows is None:
+            return run.head(self, x, residual)
         if rows.shape[0] == 0:
             return x.new_empty(0, self.config.vocab_size)
         return run.head(self, x[rows], residual[rows])

@@ -124,3 +124,21 @@ def keep_mask(ranked: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Te
     ranks = torch.arange(num_ranked, device=ranked.device)
     is_likely = ranked >= torch.log(min_p)[:, None]
     return (ranks < top_k[:, None]) & is_nucleus & is_likely
+
+
+def draw_tokens(
+    scaled: Tensor, noise: Tensor, is_greedy: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+) -> Tensor:
+    """The token of each row with the largest scaled + noise among those kept, [R] int64.
+
+    scaled, noise: [R, V] float32; scaled are logits less their row maximum over the temperature,
+    -inf for what may never be drawn. is_greedy: [R] bool, rows that get no noise. top_k, top_p,
+    min_p: [R], see `keep_mask`. Equal noisy scores: the lowest id.
+    """
+    vocab_size = scaled.shape[-1]
+    token_ids, ranked = rank_tokens(scaled, vocab_size)
+    is_kept = keep_mask(ranked, top_k, top_p, min_p)
+    noisy = ranked + torch.where(is_greedy[:, None], 0.0, noise.gather(1, token_ids))
+    noisy = torch.where(is_kept, noisy, -torch.inf)
+    is_best = noisy == noisy.amax(-1, keepdim=True)
+    return torch.where(is_best, token_ids, vocab_size).amin(-1)

@@ -1,0 +1,216 @@
+"""One decode step from packed rows to chosen tokens, all on the device.
+
+The host sends slots, positions and pages; which tokens the rows hold, the device knows from the
+step before. So a step can be launched while the one before it still runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.batch import MIN_TABLE_PAGES
+from engine.models.hybrid import ForwardFunctions, HybridModel
+from engine.request import MAX_TOP_LOGPROBS
+from engine.sampler import NoiseFunction, SamplingPlan, sample
+from engine.sampling_rows import SamplingTable
+from engine.slot_tables import SlotTables
+from graphs.inputs import ForwardInputs, Kind
+from graphs.rows import RowField
+
+BAD_TOKEN = -1
+GREEDY = SamplingPlan(
+    is_all_greedy=True,
+    has_penalties=False,
+    has_bias=False,
+    has_min_tokens=False,
+    has_truncation=False,
+    is_top_k_small=False,
+    num_top_logprobs=None,
+)
+SAMPLED = replace(
+    GREEDY,
+    is_all_greedy=False,
+    has_penalties=True,
+    has_bias=True,
+    has_min_tokens=True,
+    has_truncation=True,
+)
+SCORED = replace(SAMPLED, num_top_logprobs=MAX_TOP_LOGPROBS)
+
+
+class Chosen(NamedTuple):
+    """What a step chose, on the device.
+
+    token_ids: [R] int64, BAD_TOKEN where a row had no finite logits. The rest as in
+    `engine.sampler.Sampled`.
+    """
+
+    token_ids: Tensor
+    logprobs: Tensor | None
+    top_ids: Tensor | None
+    top_logprobs: Tensor | None
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Chosen:
+        """The same fields, each that is there changed."""
+        return Chosen(
+            change(self.token_ids),
+            None if self.logprobs is None else change(self.logprobs),
+            None if self.top_ids is None else change(self.top_ids),
+            None if self.top_logprobs is None else change(self.top_logprobs),
+        )
+
+
+class PreparedRows(NamedTuple):
+    """The fields of `ForwardInputs` that a decode step derives from its packed rows."""
+
+    token_ids: Tensor
+    positions: Tensor
+    kv_slots: Tensor
+    page_table: Tensor
+    context_lens: Tensor
+    state_slots: Tensor
+    output_indexes: Tensor
+
+
+PrepareFunction = Callable[[Tensor, Tensor, Tensor, int, int], PreparedRows]
+ChooseFunction = Callable[
+    [Tensor, SamplingTable, Tensor, Tensor, Tensor, SamplingPlan, NoiseFunction], Chosen
+]
+
+
+@dataclass(frozen=True)
+class StepFunctions:
+    """The regions of a step, each compiled or as it is.
+
+    `choose` chooses by the plans that the decode family prepares, `choose_any` by any plan.
+    """
+
+    forward: ForwardFunctions
+    prepare: PrepareFunction
+    choose: ChooseFunction
+    choose_any: ChooseFunction
+    make_noise: NoiseFunction
+
+
+def prepare_rows(
+    rows: Tensor, page_table: Tensor, last_tokens: Tensor, page_size: int, num_pages: int
+) -> PreparedRows:
+    """Forward inputs of decode rows [fields, R]; notes the page of each row in `page_table`.
+
+    num_pages: how many pages of each request the forward is given.
+    """
+    slots, positions, pages = (rows[f] for f in (RowField.SLOT, RowField.POSITION, RowField.PAGE))
+    token_ids = rows[RowField.TOKEN_ID]
+    page_table[slots, positions // page_size] = pages
+    return PreparedRows(
+        token_ids=torch.where(token_ids < 0, last_tokens[slots], token_ids),
+        positions=positions,
+        kv_slots=pages * page_size + positions % page_size,
+        page_table=page_table[slots, :num_pages],
+        context_lens=positions + 1,
+        state_slots=slots,
+        output_indexes=rows[RowField.OUTPUT_INDEX],
+    )
+
+
+def choose_tokens(
+    logits: Tensor,
+    table: SamplingTable,
+    last_tokens: Tensor,
+    slots: Tensor,
+    output_indexes: Tensor,
+    plan: SamplingPlan,
+    make_noise: NoiseFunction,
+) -> Chosen:
+    """Choose a token for each row of logits [R, vocab] and note it as its slot's last one."""
+    sampled = sample(logits, table, slots, output_indexes, plan, make_noise)
+    last_tokens[slots] = sampled.token_ids
+    if plan.has_penalties:
+        table.count_tokens(slots, sampled.token_ids)
+    token_ids = torch.where(sampled.is_bad, BAD_TOKEN, sampled.token_ids)
+    return Chosen(token_ids, sampled.logprobs, sampled.top_ids, sampled.top_logprobs)
+
+
+def covering_plan(prepared: Sequence[SamplingPlan], wanted: SamplingPlan) -> SamplingPlan:
+    """The first prepared plan that does all that is wanted, or else the wanted one itself."""
+    return next((plan for plan in prepared if covers(plan, wanted)), wanted)
+
+
+def covers(plan: SamplingPlan, wanted: SamplingPlan) -> bool:
+    """Whether `plan` gives every row the token that `wanted` gives it, and reports as much."""
+    num_top = -1 if plan.num_top_logprobs is None else plan.num_top_logprobs
+    return (
+        (wanted.is_all_greedy or not plan.is_all_greedy)
+        and (plan.has_penalties or not wanted.has_penalties)
+        and (plan.has_bias or not wanted.has_bias)
+        and (plan.has_min_tokens or not wanted.has_min_tokens)
+        and (plan.has_truncation or not wanted.has_truncation)
+        and (not plan.is_top_k_small or wanted.is_top_k_small)
+        and (wanted.num_top_logprobs is None or num_top >= wanted.num_top_logprobs)
+    )
+
+
+class TokenStep:
+    """The `step` of the decode family.
+
+    `prepared`: the plans that functions.choose knows.
+    """
+
+    def __init__(
+        self,
+        model: HybridModel,
+        functions: StepFunctions,
+        tables: SlotTables,
+        sampling: SamplingTable,
+        page_size: int,
+        prepared: Sequence[SamplingPlan],
+    ) -> None:
+        self._prepared = frozenset(prepared)
+        self._model, self._functions = model, functions
+        self._tables, self._sampling, self._page_size = tables, sampling, page_size
+        self._nothing = torch.empty(0, dtype=torch.int64, device=tables.last_tokens.device)
+
+    @torch.inference_mode()
+    def __call__(self, rows: Tensor, plan: SamplingPlan) -> Chosen:
+        """Packed rows [fields, R] in, the tokens of all of them out."""
+        tables, nothing = self._tables, self._nothing
+        prepared = self._functions.prepare(
+            rows, tables.page_table, tables.last_tokens, self._page_size, self._num_pages(rows)
+        )
+        inputs = ForwardInputs(
+            kind=Kind.DECODE,
+            token_ids=prepared.token_ids,
+            positions=prepared.positions,
+            kv_slots=prepared.kv_slots,
+            page_table=prepared.page_table,
+            context_lens=prepared.context_lens,
+            state_slots=prepared.state_slots,
+            logit_rows=None,
+            row_starts=nothing,
+            chunks=nothing,
+            chunk_starts=nothing,
+        )
+        logits = self._model(inputs, self._functions.forward)
+        functions = self._functions
+        choose = functions.choose if plan in self._prepared else functions.choose_any
+        return choose(
+            logits,
+            self._sampling,
+            tables.last_tokens,
+            prepared.state_slots,
+            prepared.output_indexes,
+            plan,
+            functions.make_noise,
+        )
+
+    def _num_pages(self, rows: Tensor) -> int:
+        """All pages on CUDA: shapes must not follow the rows. On the CPU, those in use."""
+        if rows.device.type != "cpu":
+            return self._tables.page_table.shape[1]
+        last_page = int(rows[RowField.POSITION].max()) // self._page_size
+        return min(max(last_page + 1, MIN_TABLE_PAGES), self._tables.page_table.shape[1])

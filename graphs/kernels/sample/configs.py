@@ -1,0 +1,29 @@
+"""How a vocabulary is cut up for drawing. Functions of its size alone; no token depends on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+
+MIN_BLOCK, MAX_BLOCK = 64, 4096
+MAX_SPLITS = 31
+ELEMENTS_PER_THREAD = 8
+
+
+@dataclass(frozen=True)
+class DrawConfig:
+    """block: tokens that a program looks at together; split: tokens a program of the survey."""
+
+    block: int
+    split: int
+    num_splits: int
+    num_warps: int
+
+
+def draw_config(vocab_size: int) -> DrawConfig:
+    """The vocabulary in blocks, and those in splits for a grid of (row, split)."""
+    block = min(MAX_BLOCK, max(MIN_BLOCK, triton.next_power_of_2(vocab_size) // 16))
+    split = block * triton.cdiv(triton.cdiv(vocab_size, block), MAX_SPLITS)
+    num_warps = max(1, block // (32 * ELEMENTS_PER_THREAD))
+    return DrawConfig(block, split, triton.cdiv(vocab_size, split), num_warps)
