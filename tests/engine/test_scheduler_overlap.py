@@ -37,12 +37,13 @@ def name_whose_token(index: int, token_id: int) -> str:
 
 def mixed_params(random: Random, index: int) -> SamplingParams:
     max_tokens = random.choice([None, 0, 1, 2, index % 23])
+    stops: list[list[str]] = [[], [], random.sample(LETTERS, 1), random.sample(LETTERS, 2)]
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min(random.choice([0, 0, index % 5]), 30 if max_tokens is None else max_tokens),
         ignore_eos=random.random() < 0.5,
         stop_token_ids=random.sample(range(1, 11), random.choice([0, 0, 1])),
-        stop=random.choice([[], [], random.choice(LETTERS), random.sample(LETTERS, 2)]),
+        stop=random.choice(stops),
         logprobs=random.choice([None, 0, 2]),
         prompt_logprobs=random.choice([None, None, 0, 2]),
     )
