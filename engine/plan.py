@@ -15,10 +15,18 @@ import torch
 from engine.attention.paged import PAGED_BACKENDS
 from engine.config import EngineConfig
 from engine.device_facts import DeviceFacts
-from engine.memory import MemoryPlan, plan_memory, unit_bytes
+from engine.memory import (
+    NO_DRAFTS,
+    DraftMemory,
+    FixedBytes,
+    MemoryPlan,
+    plan_memory,
+    unit_bytes,
+)
 from engine.model_config import ModelConfig
 from engine.request import RequestLimits
 from engine.sampling_rows import MAX_EOS_TOKEN_IDS, sampling_bytes_per_slot
+from engine.step_memory import StepLimits, StepSettings, fixed_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +82,11 @@ class Plan:
 
 
 def make_plan(
-    config: EngineConfig, model: ModelConfig, facts: DeviceFacts, num_weights: int
+    config: EngineConfig,
+    model: ModelConfig,
+    facts: DeviceFacts,
+    num_weights: int,
+    draft: DraftMemory = NO_DRAFTS,
 ) -> Plan:
     """Decide everything that `config` left open; `num_weights` counts the model's values.
 
@@ -87,55 +99,84 @@ def make_plan(
     attention_backend = choose_attention_backend(config.attention_backend, is_cuda)
     if is_cuda:
         check_kernel_shapes(model, attention_backend)
-    dtype = DTYPES[choose_dtype(config.dtype, model, is_cuda)]
-    state_dtype = DTYPES[config.state_dtype]
-    units = unit_bytes(
-        model,
-        dtype_bytes=dtype.itemsize,
-        state_dtype_bytes=state_dtype.itemsize,
-        sampling_slot_bytes=sampling_bytes_per_slot(model.vocab_size),
+    settings = StepSettings(
+        dtype=DTYPES[choose_dtype(config.dtype, model, is_cuda)],
+        is_cuda=is_cuda,
+        is_compiled=config.compile != "off",
+        is_captured=choose_capture(config.cuda_graphs, is_cuda, attention_backend),
     )
+    default_tokens = DEFAULT_PREFILL_TOKENS_CUDA if is_cuda else DEFAULT_PREFILL_TOKENS_CPU
     wanted_len = choose_model_len(config, model)
-    wanted_tokens = config.max_kv_tokens or config.max_running_requests * wanted_len
-    default_ratio = DEFAULT_MEMORY_RATIO_CUDA if is_cuda else DEFAULT_MEMORY_RATIO_CPU
-    # An explicit --max-model-len must fit whole; the model's own is cut to what fits.
-    min_tokens = wanted_len if config.max_model_len is not None else 1
-    min_pages = num_pages_for(config.max_kv_tokens or min_tokens, config.page_size)
-    memory = plan_memory(
-        units,
-        free_bytes=facts.free_bytes,
-        memory_ratio=default_ratio if config.memory_ratio is None else config.memory_ratio,
-        weight_bytes=num_weights * dtype.itemsize,
-        num_slots=config.max_running_requests,
+    steps = StepLimits(
+        max_running_requests=config.max_running_requests,
+        max_prefill_tokens=config.max_prefill_tokens or default_tokens,
+        max_model_len=wanted_len,
         page_size=config.page_size,
-        wanted_pages=num_pages_for(wanted_tokens, config.page_size),
-        min_pages=min_pages,
+        # A prefill computes the logits of all its rows at once where prompts are scored.
+        max_scored_rows=config.max_prefill_tokens or default_tokens,
     )
+    fixed = fixed_bytes(model, steps, settings, num_weights=num_weights, draft=draft)
+    memory = divide_memory(config, model, facts, settings, fixed, wanted_len, draft)
     max_kv_tokens = memory.num_pages * config.page_size
-    max_model_len = cut_model_len(config, wanted_len, max_kv_tokens)
     return Plan(
         model_path=Path(config.model_path),
         model=model,
         load_format=config.load_format,
         device=facts,
-        dtype=dtype,
-        state_dtype=state_dtype,
-        is_compiled=config.compile != "off",
-        is_captured=choose_capture(config.cuda_graphs, is_cuda, attention_backend),
+        dtype=settings.dtype,
+        state_dtype=DTYPES[config.state_dtype],
+        is_compiled=settings.is_compiled,
+        is_captured=settings.is_captured,
         max_steps_in_flight=1 if config.overlap == "off" else 2,
         attention_backend=attention_backend,
         memory=memory,
         page_size=config.page_size,
         max_running_requests=config.max_running_requests,
         max_queued_requests=config.max_queued_requests,
-        max_prefill_tokens=config.max_prefill_tokens
-        or (DEFAULT_PREFILL_TOKENS_CUDA if is_cuda else DEFAULT_PREFILL_TOKENS_CPU),
+        max_prefill_tokens=steps.max_prefill_tokens,
         limits=RequestLimits(
-            max_model_len=max_model_len,
+            max_model_len=cut_model_len(config, wanted_len, max_kv_tokens),
             max_kv_tokens=max_kv_tokens,
             vocab_size=model.vocab_size,
         ),
         seed=secrets.randbits(63) if config.seed is None else config.seed,
+    )
+
+
+def divide_memory(
+    config: EngineConfig,
+    model: ModelConfig,
+    facts: DeviceFacts,
+    settings: StepSettings,
+    fixed: FixedBytes,
+    wanted_len: int,
+    draft: DraftMemory,
+) -> MemoryPlan:
+    """Slots for the running requests, and as many pages as are of use and fit.
+
+    Raises:
+        ValueError: the model does not fit.
+    """
+    units = unit_bytes(
+        model,
+        dtype_bytes=settings.dtype.itemsize,
+        state_dtype_bytes=DTYPES[config.state_dtype].itemsize,
+        sampling_slot_bytes=sampling_bytes_per_slot(model.vocab_size),
+        draft=draft,
+    )
+    wanted_tokens = config.max_kv_tokens or config.max_running_requests * wanted_len
+    # An explicit --max-model-len must fit whole; the model's own is cut to what fits.
+    min_tokens = wanted_len if config.max_model_len is not None else 1
+    default_ratio = DEFAULT_MEMORY_RATIO_CUDA if settings.is_cuda else DEFAULT_MEMORY_RATIO_CPU
+    return plan_memory(
+        units,
+        fixed,
+        free_bytes=facts.free_bytes,
+        memory_ratio=default_ratio if config.memory_ratio is None else config.memory_ratio,
+        num_slots=config.max_running_requests,
+        page_size=config.page_size,
+        wanted_pages=num_pages_for(wanted_tokens, config.page_size),
+        min_pages=num_pages_for(config.max_kv_tokens or min_tokens, config.page_size),
     )
 
 

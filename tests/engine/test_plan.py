@@ -27,14 +27,44 @@ def plan_for(facts: DeviceFacts, model: ModelConfig | None = None, **options: st
     ("facts", "wanted", "is_compiled"),
     [
         (CPU, "auto", True),
-        (CUDA, "auto", False),
+        (CUDA, "auto", True),
         (CPU, "off", False),
         (CUDA, "on", True),
     ],
 )
 def test_compile_by_device(facts: DeviceFacts, wanted: str, is_compiled: bool) -> None:
-    """E5: auto compiles on the CPU. Oracle: the table above."""
+    """E5: auto compiles everywhere. Oracle: the table above."""
     assert plan_for(facts, compile=wanted).is_compiled is is_compiled
+
+
+@pytest.mark.parametrize(
+    ("facts", "options", "is_captured"),
+    [
+        (CPU, {}, False),
+        (CPU, {"cuda_graphs": "off"}, False),
+        (CUDA, {}, True),
+        (CUDA, {"cuda_graphs": "on"}, True),
+        (CUDA, {"cuda_graphs": "off"}, False),
+        (CUDA, {"attention_backend": "torch"}, False),
+    ],
+)
+def test_capture_by_device(facts: DeviceFacts, options: dict[str, str], is_captured: bool) -> None:
+    """E5: auto captures where steps can be captured; graphs that are not made take no memory.
+
+    Oracle: the table above.
+    """
+    plan = plan_for(facts, **options)
+    assert plan.is_captured is is_captured
+    assert (plan.memory.fixed.graphs > 0) is is_captured
+
+
+@pytest.mark.parametrize(
+    ("facts", "backend"), [(CPU, "auto"), (CUDA, "torch")], ids=["cpu", "torch attention"]
+)
+def test_graphs_are_refused_where_there_are_none(facts: DeviceFacts, backend: str) -> None:
+    """E5: one line that names the flag. Oracle: the message."""
+    with pytest.raises(ValueError, match="--cuda-graphs on needs a CUDA device"):
+        plan_for(facts, cuda_graphs="on", attention_backend=backend)
 
 
 @pytest.mark.parametrize(

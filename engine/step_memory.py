@@ -1,0 +1,126 @@
+"""From what steps may be at most to the fixed parts of the memory plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.activations import (
+    StepShape,
+    block_bytes,
+    head_bytes,
+    input_bytes,
+    sampler_bytes,
+    scorer_bytes,
+)
+from engine.batch import MIN_TABLE_PAGES
+from engine.memory import NO_DRAFTS, DraftMemory, FixedBytes
+from engine.model_config import ModelConfig
+from engine.slot_tables import table_bytes
+from graphs.inputs import CHUNK_ROWS, Kind
+from graphs.sizes import family_sizes
+
+# Greedy, sampled, and sampled with log-probabilities are graphs of their own.
+NUM_GRAPH_VARIANTS = 3
+# What an instantiated graph keeps on the device: about 16 kernels a layer of 16 KiB each.
+GRAPH_BYTES_PER_LAYER = 2**18
+# The runner scores pieces of that many rows.
+SCORED_ROWS_AT_ONCE = 64
+# The CUDA context's growth, cuBLAS workspaces, modules, and gaps that the allocator cannot fill.
+CUDA_RESERVE_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """What the plan allows. `max_scored_rows`: prompt rows of one prefill that want logits."""
+
+    max_running_requests: int
+    max_prefill_tokens: int
+    max_model_len: int
+    page_size: int
+    max_scored_rows: int
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """How steps run. `is_cuda` also stands for our Triton ops in place of the references."""
+
+    dtype: torch.dtype
+    is_cuda: bool
+    is_compiled: bool
+    is_captured: bool
+
+
+def fixed_bytes(
+    config: ModelConfig,
+    limits: StepLimits,
+    settings: StepSettings,
+    *,
+    num_weights: int,
+    draft: DraftMemory = NO_DRAFTS,
+) -> FixedBytes:
+    """Bytes of everything but slots and pages; `num_weights` counts the target's values."""
+    prefill = prefill_shape(limits)
+    sizes = family_sizes(limits.max_running_requests)
+    decodes = [decode_shape(limits, size, draft) for size in sizes]
+    # Every size of the decode family also runs uncaptured once, to be compiled.
+    blocks = max(
+        block_bytes(config, shape, dtype=settings.dtype, is_triton=settings.is_cuda)
+        for shape in (prefill, *decodes)
+    )
+    steps = max(decode_bytes(config, shape, settings) for shape in decodes)
+    num_graphs = len(sizes) * NUM_GRAPH_VARIANTS
+    graphs = steps + num_graphs * config.num_layers * GRAPH_BYTES_PER_LAYER
+    return FixedBytes(
+        weights=num_weights * settings.dtype.itemsize,
+        graphs=graphs if settings.is_captured else 0,
+        activations=blocks + input_bytes(prefill, limits.page_size),
+        sampling=sampling_bytes(config, limits, settings, draft),
+        tables=table_bytes(
+            limits.max_running_requests,
+            -(-limits.max_model_len // limits.page_size) + MIN_TABLE_PAGES,
+        ),
+        drafts=draft.fixed_bytes,
+        reserve=CUDA_RESERVE_BYTES if settings.is_cuda else 0,
+    )
+
+
+def prefill_shape(limits: StepLimits) -> StepShape:
+    """The largest prefill, its rows padded."""
+    num_rows = -(-limits.max_prefill_tokens // CHUNK_ROWS) * CHUNK_ROWS
+    num_requests = min(limits.max_running_requests, num_rows)
+    num_logit_rows = num_requests + limits.max_scored_rows
+    return StepShape(Kind.PREFILL, num_rows, num_requests, num_logit_rows, limits.max_model_len)
+
+
+def decode_shape(limits: StepLimits, num_requests: int, draft: DraftMemory) -> StepShape:
+    """A decode step, or with drafts a verify step, of that many requests."""
+    num_rows = num_requests * draft.rows_per_request
+    return StepShape(Kind.DECODE, num_rows, num_requests, num_rows, limits.max_model_len)
+
+
+def decode_bytes(config: ModelConfig, shape: StepShape, settings: StepSettings) -> int:
+    """What one decode or verify step holds: its blocks, or after them the head and sampling."""
+    blocks = block_bytes(config, shape, dtype=settings.dtype, is_triton=settings.is_cuda)
+    head = head_bytes(config, shape, dtype=settings.dtype)
+    return max(blocks, head + sampled_bytes(config, shape.num_logit_rows, settings))
+
+
+def sampling_bytes(
+    config: ModelConfig, limits: StepLimits, settings: StepSettings, draft: DraftMemory
+) -> int:
+    """Logits and sampling of a step that is not captured: all rows that sample, and scored ones.
+
+    Beside the logits [N, V] a row has 4 tensors [N, h] (see `head_bytes`).
+    """
+    num_sampled = limits.max_running_requests * draft.rows_per_request
+    row = (4 * config.hidden_size + config.vocab_size) * settings.dtype.itemsize
+    sampler = sampled_bytes(config, num_sampled, settings)
+    scorer = scorer_bytes(min(SCORED_ROWS_AT_ONCE, limits.max_scored_rows), config.vocab_size)
+    return (num_sampled + limits.max_scored_rows) * row + max(sampler, scorer)
+
+
+def sampled_bytes(config: ModelConfig, num_rows: int, settings: StepSettings) -> int:
+    """What choosing a token for each of `num_rows` rows adds to their logits."""
+    return sampler_bytes(num_rows, config.vocab_size, is_compiled=settings.is_compiled)
