@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from engine.memory import MemoryPlan
 from engine.request import NewRequest, RequestLimits, RequestUpdate
 
 
@@ -25,8 +26,9 @@ class QueueFullError(RuntimeError):
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a ready engine that do not change.
 
-    `startup_s` maps phase names (load, compile, ready) to seconds. `num_pages` and
-    `num_slots` exclude the padding page and the padding slot.
+    `startup_s` maps phase names (load, compile, capture) to seconds, and ready to their sum and
+    what lies between (see `engine.startup`). `num_pages` and `num_slots` exclude the padding
+    page and the padding slot. `memory` is None where no memory was planned: a stub.
     """
 
     version: str
@@ -40,10 +42,14 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_slots: int
     max_running_requests: int
     startup_s: dict[str, float]
+    memory: MemoryPlan | None = None
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of the engine's counters; totals count from the engine's start."""
+    """A snapshot of the engine's counters; totals count from the engine's start.
+
+    `num_recompilations_total`: compilations after the engine was ready; each is a bug.
+    """
 
     num_requests_running: int = 0
     num_requests_waiting: int = 0
@@ -53,6 +59,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     num_steps_total: int = 0
+    num_recompilations_total: int = 0
 
 
 class EngineClient(Protocol):

@@ -61,10 +61,26 @@ class EngineCollector(Collector):
             ("prompt_tokens", "Prompt tokens computed.", stats.prompt_tokens_total),
             ("generation_tokens", "Tokens generated.", stats.generation_tokens_total),
             ("num_steps", "Steps of the engine loop.", stats.num_steps_total),
+            (
+                "recompilations",
+                "Compilations after the start; each is a bug.",
+                stats.num_recompilations_total,
+            ),
         ):
             counter = CounterMetricFamily(PREFIX + name, text, labels=[LABEL])
             counter.add_metric([self._model_name], total)
             yield counter
+        yield self._startup()
+
+    def _startup(self) -> Metric:
+        gauge = GaugeMetricFamily(
+            PREFIX + "startup_seconds",
+            "Seconds of each phase of the start; ready is the whole of it.",
+            labels=[LABEL, "phase"],
+        )
+        for phase, seconds in self._info.startup_s.items():
+            gauge.add_metric([self._model_name, phase], seconds)
+        return gauge
 
 
 class ServerMetrics:

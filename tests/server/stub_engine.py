@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.client import EngineDeadError, EngineInfo, EngineStats, QueueFullError
+from engine.memory import FixedBytes, MemoryPlan, UnitBytes
 from engine.output_text import OutputText
 from engine.request import (
     FinishReason,
@@ -19,6 +20,25 @@ from engine.request import (
 from engine.tokens import Tokenizer
 
 EOS = 8185
+
+
+STUB_MEMORY = MemoryPlan(
+    free_bytes=20_000_000,
+    budget_bytes=10_000_000,
+    fixed=FixedBytes(
+        weights=1_000_000,
+        graphs=0,
+        activations=200_000,
+        sampling=30_000,
+        tables=4_000,
+        drafts=0,
+        reserve=500,
+    ),
+    units=UnitBytes(kv_per_token=512, gdn_per_slot=100_000, sampling_per_slot=1_000),
+    page_size=64,
+    num_pages=64,
+    num_slots=8,
+)
 
 
 def stub_info(max_model_len: int = 256) -> EngineInfo:
@@ -35,6 +55,7 @@ def stub_info(max_model_len: int = 256) -> EngineInfo:
         num_slots=8,
         max_running_requests=8,
         startup_s={"load": 0.5, "ready": 1.0},
+        memory=STUB_MEMORY,
     )
 
 
@@ -162,7 +183,13 @@ class StubEngine:
 
     async def stats(self) -> EngineStats:
         self.check_alive()
-        return EngineStats(num_requests_running=self.num_open, num_pages_used=16, num_steps_total=7)
+        return EngineStats(
+            num_requests_running=self.num_open,
+            num_pages_used=16,
+            num_slots_used=3,
+            num_steps_total=7,
+            num_recompilations_total=2,
+        )
 
     async def close(self) -> None:
         self.is_closed = True

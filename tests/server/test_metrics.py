@@ -34,6 +34,9 @@ async def test_names_and_values(http: httpx.AsyncClient, engine: StubEngine) -> 
     assert samples["deltaloom:num_requests_waiting", ""] == 0
     assert samples["deltaloom:kv_cache_usage_perc", ""] == 16 / 64
     assert samples["deltaloom:num_steps_total", ""] == 7
+    assert samples["deltaloom:recompilations_total", ""] == 2
+    assert samples["deltaloom:startup_seconds", "load"] == 0.5
+    assert samples["deltaloom:startup_seconds", "ready"] == 1.0
     for name in ("prompt_tokens", "generation_tokens", "num_preemptions"):
         assert (f"deltaloom:{name}_total", "") in samples
     assert samples["deltaloom:request_success_total", "stop"] == 0
