@@ -59,6 +59,12 @@ class EngineConfig:
         group="machine",
         choices=("auto", "on", "off"),
     )
+    compile_cache: str | None = option(
+        None,
+        "folder that keeps compiled code between starts (default: deltaloom/compile in "
+        "$XDG_CACHE_HOME or ~/.cache)",
+        group="machine",
+    )
     attention_backend: str = option(
         "auto",
         "paged attention implementation; auto is triton on cuda, torch on the CPU",

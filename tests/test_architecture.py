@@ -16,6 +16,8 @@ MAX_FILE_LINES = 360
 MAX_FUNCTION_LINES = 60
 MAX_KERNEL_LINES = 90  # one Triton kernel is one function: state in registers cannot be handed on
 FORBIDDEN_NAMES = {"utils", "misc", "common", "helpers"}
+# torch and Triton take the folders of their caches from nowhere else.
+ENVIRONMENT_HOME = Path("engine/compile_cache.py")
 DYNAMIC_IMPORT_HOME = Path("engine/spec_protocol.py")
 
 
@@ -61,7 +63,7 @@ def test_file_follows_the_house_rules(path: Path) -> None:
             assert not is_import, f"{function.name} imports locally"
             assert not isinstance(node, ast.Global), f"{function.name} has a global"
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
+        if isinstance(node, ast.Attribute) and path != ENVIRONMENT_HOME:
             assert node.attr != "environ", "numerics and options never come from the environment"
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             probes = node.func.id == "getattr" and len(node.args) == 3
