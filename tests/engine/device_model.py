@@ -201,11 +201,13 @@ class Record:
             assert self.token_ids == expected.token_ids[: len(self.token_ids)]
         else:
             assert self.outcome == expected
+        assert self.state.output_token_ids == self.token_ids, "committed after the end"
         if params.logprobs is not None:
             tokens = enumerate(self.token_ids)
             top = TOP[: params.logprobs]
             assert self.logprobs == [TokenLogprob(token, -float(i), top) for i, token in tokens]
-        if params.prompt_logprobs is not None and self.token_ids:
+        is_whole = self.outcome.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        if params.prompt_logprobs is not None and is_whole:
             top = TOP[: params.prompt_logprobs]
             scores = enumerate(request.prompt_token_ids[1:])
             assert self.prompt_logprobs == [

@@ -185,13 +185,19 @@ def test_requests_start_in_the_order_they_came() -> None:
     assert started == names
 
 
-def test_abort_of_a_request_in_flight_waits_for_its_step() -> None:
-    """S4: its pages may not change owner while a step writes to them."""
-    run = ScheduledRun(make_scheduler(num_pages=10, num_slots=2))
-    run.submit("a", 3, params(8))
+@pytest.mark.parametrize("depth", [1, 2])
+def test_abort_of_a_request_in_flight_waits_for_its_step(depth: int) -> None:
+    """S4: its pages may not change owner while a step writes to them; no other step does.
+
+    Bad scores in that step are no second end. Oracle: one update, the counters.
+    """
+    run = ScheduledRun(make_scheduler(num_pages=10, num_slots=2, max_steps_in_flight=depth))
+    asked = SamplingParams(max_tokens=8, prompt_logprobs=0)
+    run.submit("a", 3, asked, Faults(bad_score_row=1))
     run.launch()
     run.scheduler.abort("a")
     assert run.scheduler.release_aborted() == []
+    assert run.launch() is None
     assert run.scheduler.num_pages_used > 0
     (update,) = run.land()
     assert update.finish_reason is FinishReason.ABORT
@@ -214,11 +220,11 @@ def test_a_bad_row_ends_its_request_alone(depth: int) -> None:
 def test_prompt_scores_that_are_no_numbers_end_the_request(depth: int) -> None:
     """E4, S4: a NaN score may not pass as success. Oracle: FinishReason.ERROR.
 
-    The prompt comes in three chunks: with overlap the second is in flight when the first ends
-    the request, and the scores of the request after it are still its own.
+    With overlap its second chunk is in flight when the first one ends the request, and the
+    scores of the request beside it there are still its own.
     """
     asked = SamplingParams(max_tokens=0, prompt_logprobs=0)
-    scheduler = make_scheduler(10, 2, max_prefill=2, max_steps_in_flight=depth)
+    scheduler = make_scheduler(10, 2, max_prefill=3, max_steps_in_flight=depth)
     run = ScheduledRun(scheduler)
     nan = run.submit("nan", 5, asked, Faults(bad_score_row=1))
     run.submit("next", 5, asked)
