@@ -111,12 +111,12 @@ def gdn_chunk_bytes(config: ModelConfig, dtype: torch.dtype) -> tuple[int, int, 
 def gdn_reference_bytes(config: ModelConfig, num_rows: int, num_chunks: int) -> int:
     """At most what `graphs.kernels.gdn.reference.gdn_prefill` adds, all rows of one request.
 
-    fp32 throughout: 12 tensors of keys' and 10 of values' width, 5 systems [64], the conv's 4
-    [C], and the boundary states three times: in a list, stacked, and returned.
+    fp32 throughout: 9 tensors of keys' and 8 of values' width, 5 systems [64], the conv's 2 [C],
+    and the boundary states three times: in a list, stacked, and returned.
     """
     v_heads = config.num_v_heads_gdn
     keys, values = v_heads * config.head_k_dim_gdn, config.value_dim
-    row = 12 * keys + 10 * values + 5 * v_heads * CHUNK_ROWS + 4 * config.conv_dim
+    row = 9 * keys + 8 * values + 5 * v_heads * CHUNK_ROWS + 2 * config.conv_dim
     state = config.value_dim * config.head_k_dim_gdn
     return FP32_BYTES * ((num_rows + CHUNK_ROWS) * row + 3 * num_chunks * state)
 

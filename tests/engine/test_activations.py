@@ -248,7 +248,7 @@ def test_the_references_hold_no_more_than_planned() -> None:
     shape = StepShape(Kind.PREFILL, num_rows, 1, 1, num_rows)
     planned = block_bytes(config, shape, dtype=FP32, is_triton=False)
     measured = peak_of(model, pools, inputs)
-    assert measured <= planned <= 2 * measured
+    assert measured <= planned <= 1.4 * measured
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])

@@ -142,7 +142,7 @@ def test_old_folders_go(tmp_path: Path) -> None:
     for index, name in enumerate(names):
         make_folder(root, name, OLD_S * (index + 1))
     kept = {KEY, *names[: MAX_KEPT_FOLDERS - 1]}
-    outside = make_folder(tmp_path, "f" * 32, 9 * OLD_S)
+    outside = make_folder(tmp_path, "f" * 32, 0)  # a link to it is none of the newest
     (root / ("e" * 32)).symlink_to(outside)
     kept.add("e" * 32)
     for name in ("notes", "d" * 31, "d" * 33):
