@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from bench import kernels_attention, kernels_gdn, kernels_linear, kernels_moe
+from bench import kernels_attention, kernels_gdn, kernels_linear, kernels_moe, kernels_sample
 from bench.kernel_timing import (
     MIN_RUNS_PER_REPLAY,
     Ceilings,
@@ -31,6 +31,7 @@ AREAS: dict[str, Callable[[], Iterator[KernelCase]]] = {
     "attention": kernels_attention.cases,
     "moe": kernels_moe.cases,
     "linear": kernels_linear.cases,
+    "sample": kernels_sample.cases,
 }
 LONG_RUN_S = 200e-6  # starting a graph does not count beside it
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tools.compile_kernels import attention, gdn, linear, moe
+from tools.compile_kernels import attention, gdn, linear, moe, sample
 from tools.compile_kernels.recorder import CompiledKernel, Recorder
 
 Call = tuple[str, Callable[[], object]]
@@ -13,6 +13,7 @@ AREAS: dict[str, Callable[[], Iterator[Call]]] = {
     "attention": attention.calls,
     "moe": moe.calls,
     "linear": linear.calls,
+    "sample": sample.calls,
 }
 
 

@@ -6,19 +6,24 @@ from dataclasses import dataclass
 
 import triton
 
-MIN_BLOCK, MAX_BLOCK = 64, 4096
+MIN_BLOCK, MAX_BLOCK = 64, 2048
 MAX_SPLITS = 31
-ELEMENTS_PER_THREAD = 8
+ELEMENTS_PER_THREAD = 4  # a load of 16 bytes; twice as many spill registers
+NUM_STAGES = 3
 
 
 @dataclass(frozen=True)
 class DrawConfig:
-    """block: tokens that a program looks at together; split: tokens a program of the survey."""
+    """block: tokens that a program looks at together; split: tokens a program of the survey.
+
+    num_stages: blocks of a row's own program that are loaded ahead, and one.
+    """
 
     block: int
     split: int
     num_splits: int
     num_warps: int
+    num_stages: int
 
 
 def draw_config(vocab_size: int) -> DrawConfig:
@@ -26,4 +31,4 @@ def draw_config(vocab_size: int) -> DrawConfig:
     block = min(MAX_BLOCK, max(MIN_BLOCK, triton.next_power_of_2(vocab_size) // 16))
     split = block * triton.cdiv(triton.cdiv(vocab_size, block), MAX_SPLITS)
     num_warps = max(1, block // (32 * ELEMENTS_PER_THREAD))
-    return DrawConfig(block, split, triton.cdiv(vocab_size, split), num_warps)
+    return DrawConfig(block, split, triton.cdiv(vocab_size, split), num_warps, NUM_STAGES)

@@ -28,9 +28,14 @@ def draw_tokens(
     assert 1 <= vocab_size <= MAX_VOCAB_SIZE, f"vocabulary of {vocab_size}"
     token_ids = torch.empty(num_rows, dtype=torch.int64, device=scaled.device)
     if num_rows > 0:
-        log_min_p = torch.log(min_p)
         launch_draw(
-            scaled.contiguous(), noise.contiguous(), is_greedy, top_k, top_p, log_min_p, token_ids
+            scaled.contiguous(),
+            noise.contiguous(),
+            is_greedy.to(torch.uint8),
+            top_k,
+            top_p,
+            torch.log(min_p),
+            token_ids,
         )
     return token_ids
 
@@ -82,6 +87,7 @@ def launch_draw(
         VOCAB=vocab_size,
         ID_BITS=id_bits,
         BLOCK=config.block,
+        STAGES=config.num_stages,
         NUM_SPLITS=config.num_splits,
         SPLITS_PADDED=triton.next_power_of_2(config.num_splits),
         num_warps=config.num_warps,
