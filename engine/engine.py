@@ -100,6 +100,7 @@ class Engine:
             prompt_tokens_total=self._num_prompt_tokens,
             generation_tokens_total=self._num_output_tokens,
             num_steps_total=self._num_steps,
+            num_recompilations_total=self._runner.num_recompilations,
         )
 
     async def run(self) -> None:

@@ -22,6 +22,7 @@ from engine.sampler import SamplingPlan, TokenScores, plan_sampling, score_token
 from engine.step_set import StepSet
 from engine.token_step import BAD_TOKEN, Chosen, covering_plan
 from engine.transfer import download, upload
+from graphs.compile import count_compilations
 from graphs.inputs import Kind
 from graphs.rows import Row
 
@@ -68,6 +69,10 @@ class PendingStep:
     def __init__(self, future: Future[StepResult]) -> None:
         self._future = future
 
+    def result(self) -> StepResult:
+        """As `wait`, but blocks the calling thread."""
+        return self._future.result()
+
     async def wait(self) -> StepResult:
         """The step's result, as soon as the device has it. Raises what the step raised."""
         return await asyncio.wrap_future(self._future)
@@ -92,11 +97,21 @@ class Runner:
         self._eos_token_ids = tuple(eos_token_ids)
         self._launch_thread = launch_thread
         self._collect_thread = ThreadPoolExecutor(1, "collect")
+        self._num_compilations = count_compilations()
 
     def launch(self, batch: Batch) -> PendingStep:
         """Start a step behind those launched before; never blocks."""
         launched = self._launch_thread.submit(self._run, batch)
         return PendingStep(self._collect_thread.submit(lambda: launched.result().collect()))
+
+    def expect_no_compilation(self) -> None:
+        """From now on each compilation counts as one that should not have been."""
+        self._num_compilations = count_compilations()
+
+    @property
+    def num_recompilations(self) -> int:
+        """Compilations since they were no longer expected, in the whole process."""
+        return count_compilations() - self._num_compilations
 
     def close(self) -> None:
         """Wait for the steps in flight, stop the threads and let the model go; call it once."""
@@ -162,7 +177,7 @@ class Runner:
             upload([entry.slot for entry in entries], self._device),
             upload([entry.output_index for entry in entries], self._device),
             plan_entries(entries),
-            self._functions.make_noise,
+            self._functions.kernels,
         )
         return chosen, scores
 

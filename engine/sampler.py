@@ -17,9 +17,8 @@ from torch import Tensor
 
 from engine.request import MAX_TOP_LOGPROBS, SamplingParams
 from engine.sampling_rows import RowParams, SamplingTable
+from graphs.kernels.kernel_set import TORCH_SAMPLE, SampleKernels
 from graphs.kernels.sample.reference import gumbel_noise, keep_mask, rank_tokens
-
-NoiseFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # Up to this top_k only the best tokens are ranked, not the vocabulary.
 SMALL_TOP_K = 64
@@ -105,14 +104,13 @@ def sample(
     slots: Tensor,
     positions: Tensor,
     plan: SamplingPlan,
-    make_noise: NoiseFunction = gumbel_noise,
+    kernels: SampleKernels = TORCH_SAMPLE,
 ) -> Sampled:
     """Choose one token for each row.
 
     logits: [R, V], any float dtype, computed in float32. slots: [R] int64, the row's slot in
     `table`. positions: [R] int64, output index of the token to choose, 0 for the first. A row
-    depends on nothing but its own logits, slot and position. `make_noise` is `gumbel_noise`,
-    perhaps compiled: over a whole vocabulary it is most of the work.
+    depends on nothing but its own logits, slot and position.
     """
     raw = logits.float()
     rows = table.gather(slots)
@@ -124,7 +122,7 @@ def sample(
         token_ids = adjusted.argmax(-1)
     else:
         scaled = (adjusted - peaks) / rows.temperature[:, None]
-        token_ids = _draw(scaled, table.token_ids, rows, positions, plan, make_noise)
+        token_ids = _draw(scaled, table.token_ids, rows, positions, plan, kernels)
     token_ids = torch.where(is_bad, 0, token_ids)
     if plan.num_top_logprobs is None:
         return Sampled(token_ids, is_bad, None, None, None)
@@ -182,25 +180,22 @@ def _draw(
     rows: RowParams,
     positions: Tensor,
     plan: SamplingPlan,
-    make_noise: NoiseFunction,
+    kernels: SampleKernels,
 ) -> Tensor:
     """Gumbel-max over the tokens that stay; greedy rows get no noise. Ties: lowest id."""
     vocab_size = scaled.shape[-1]
     if plan.has_truncation and plan.is_top_k_small:
-        token_ids, scaled = _truncate(scaled, min(SMALL_TOP_K, vocab_size), rows)
+        token_ids, ranked = rank_tokens(scaled, min(SMALL_TOP_K, vocab_size))
+        is_kept = keep_mask(ranked, rows.top_k, rows.top_p, rows.min_p)
+        scaled = torch.where(is_kept, ranked, -torch.inf)
         noise = gumbel_noise(rows.seed, positions, token_ids)
     else:
-        noise = make_noise(rows.seed, positions, token_ids)
+        noise = kernels.make_noise(rows.seed, positions, token_ids)
         if plan.has_truncation:
-            token_ids, scaled = _truncate(scaled, vocab_size, rows)
-            noise = noise.gather(1, token_ids)
+            drawn: Tensor = kernels.draw_tokens(
+                scaled, noise, rows.is_greedy, rows.top_k, rows.top_p, rows.min_p
+            )
+            return drawn
     noisy = scaled + torch.where(rows.is_greedy[:, None], 0.0, noise)
     is_best = noisy == noisy.amax(-1, keepdim=True)
     return torch.where(is_best, token_ids, vocab_size).amin(-1)
-
-
-def _truncate(scaled: Tensor, num_ranked: int, rows: RowParams) -> tuple[Tensor, Tensor]:
-    """Ids and scores of the best tokens, best first; those cut off score -inf."""
-    token_ids, ranked = rank_tokens(scaled, num_ranked)
-    is_kept = keep_mask(ranked, rows.top_k, rows.top_p, rows.min_p)
-    return token_ids, torch.where(is_kept, ranked, -torch.inf)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,18 +14,22 @@ from engine.attention.paged import PAGED_BACKENDS, TORCH_PAGED
 from engine.cache.allocator import IndexAllocator
 from engine.cache.pools import CachePools, allocate_pools
 from engine.client import EngineInfo
+from engine.compile_cache import compile_cache_key, use_compile_cache
 from engine.config import EngineConfig
 from engine.device_facts import read_device_facts
 from engine.engine import Engine
 from engine.loader import fill_dummy, load_weights
-from engine.memory import show
+from engine.memory import describe_memory
 from engine.model_config import ModelConfig, load_model_config
 from engine.models.build import build_model, plan_weights
 from engine.models.hybrid import HybridModel
 from engine.plan import Plan, make_plan
+from engine.request import FinishReason, NewRequest, SamplingParams
+from engine.request_state import RequestState
 from engine.runner import Runner
 from engine.scheduler import Scheduler, SchedulerLimits
-from engine.step_set import prepare_steps, prepare_thread
+from engine.startup import CAPTURE, COMPILE, LOAD, StartupClock, describe_startup
+from engine.step_set import build_steps, prepare_thread
 from engine.tokens import load_tokenizer
 from engine.version import __version__
 from graphs.kernels.kernel_set import TORCH_KERNELS, TRITON_KERNELS
@@ -34,6 +37,7 @@ from graphs.kernels.kernel_set import TORCH_KERNELS, TRITON_KERNELS
 logger = logging.getLogger(__name__)
 
 DUMMY_SEED = 0
+FIRST_OUTPUT_TOKENS = 3
 
 
 def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
@@ -42,7 +46,7 @@ def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
     Raises:
         ValueError: an option, the checkpoint or its tokenizer is unusable; one line, names it.
     """
-    started_s = time.monotonic()
+    clock = StartupClock()
     folder = Path(config.model_path)
     if not folder.is_dir():
         raise ValueError(f"--model-path {config.model_path!r} is not a folder")
@@ -50,13 +54,20 @@ def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
     model_config = load_model_config(folder)
     facts = read_device_facts(config.device)
     plan = make_plan(config, model_config, facts, count_weights(model_config))
+    if plan.is_compiled:
+        key = compile_cache_key(model_config, facts, (plan.dtype, plan.state_dtype))
+        use_compile_cache(key, Path(config.compile_cache) if config.compile_cache else None)
     tokenizer = load_tokenizer(folder)
-    pools = allocate(plan)
-    model = load_model(plan, pools, has_progress=has_progress)
-    loaded_s = time.monotonic()
+    logger.info(describe_memory(plan.memory))
+    with clock.phase(LOAD):
+        pools = allocate(plan)
+        model = load_model(plan, pools, has_progress=has_progress)
     thread = ThreadPoolExecutor(1, "launch", initializer=prepare_thread, initargs=(plan,))
     try:
-        steps, phases = thread.submit(prepare_steps, plan, model, pools).result()
+        with clock.phase(COMPILE):
+            steps = thread.submit(build_steps, plan, model, pools).result()
+        with clock.phase(CAPTURE):
+            thread.submit(steps.decode.capture).result()
     except Exception as fault:
         thread.shutdown()
         if needs_compiler(fault):
@@ -72,9 +83,29 @@ def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
         eos_token_ids=model_config.eos_token_ids,
         device=facts.device,
     )
-    phases = {"load": loaded_s - started_s, **phases, "ready": time.monotonic() - started_s}
-    logger.info("ready: %s", ", ".join(f"{name} {value:.1f} s" for name, value in phases.items()))
-    return Engine(describe(plan, phases), build_scheduler(plan), runner, tokenizer, plan.seed)
+    scheduler = build_scheduler(plan)
+    serve_first_request(scheduler, runner, plan.limits.max_request_tokens)
+    startup_s = clock.finish()
+    logger.info("ready: %s", describe_startup(startup_s))
+    return Engine(describe(plan, startup_s), scheduler, runner, tokenizer, plan.seed)
+
+
+def serve_first_request(scheduler: Scheduler, runner: Runner, max_request_tokens: int) -> None:
+    """Take one made-up request through every part of a step, so that none is new to a user's."""
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=min(FIRST_OUTPUT_TOKENS, max_request_tokens - 1),
+        ignore_eos=True,
+    )
+    request = NewRequest(request_id="start-up", prompt_token_ids=[0], params=params)
+    state = RequestState(request=request, seed=0, output_text=None)
+    scheduler.submit(state)
+    while (batch := scheduler.next_batch()) is not None:
+        scheduler.drain(batch, runner.launch(batch).result())
+    assert not scheduler.has_work
+    if state.finish_reason is FinishReason.ERROR:
+        logger.warning("the first request, at start-up, failed: %s", state.error)
+    runner.expect_no_compilation()
 
 
 def needs_compiler(fault: BaseException | None) -> bool:
@@ -108,18 +139,8 @@ def count_weights(config: ModelConfig) -> int:
 
 
 def allocate(plan: Plan) -> CachePools:
-    """The cache pools of the plan; says in the log what they take."""
+    """The cache pools of the plan."""
     memory = plan.memory
-    logger.info(
-        "memory: weights %s, %d GDN slots %s, %d KV pages of %d tokens %s, of %s",
-        show(memory.weight_bytes),
-        memory.num_slots,
-        show(memory.slot_bytes),
-        memory.num_pages,
-        plan.page_size,
-        show(memory.num_pages * memory.page_bytes),
-        show(memory.budget_bytes),
-    )
     return allocate_pools(
         plan.model,
         num_pages=memory.num_pages,
@@ -178,4 +199,5 @@ def describe(plan: Plan, startup_s: dict[str, float]) -> EngineInfo:
         num_slots=plan.memory.num_slots,
         max_running_requests=plan.max_running_requests,
         startup_s=startup_s,
+        memory=plan.memory,
     )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from engine.batch import MIN_TABLE_PAGES
 from engine.cache.pools import CachePools
+from engine.compile_cache import enable_disk_caches
 from engine.models.hybrid import (
     EAGER,
     ForwardFunctions,
@@ -31,22 +30,14 @@ from engine.token_step import (
     choose_tokens,
     prepare_rows,
 )
-from engine.warm_up import warm_up
+from engine.warm_up import WARM_UP_PAGES, warm_up
 from graphs.compile import allow_compilations, compile_whole
 from graphs.family import GraphFamily
 from graphs.inputs import Kind
-from graphs.kernels.sample.reference import gumbel_noise
+from graphs.kernels.kernel_set import TORCH_SAMPLE, TRITON_SAMPLE, SampleKernels
 from graphs.sizes import family_sizes
 
 logger = logging.getLogger(__name__)
-
-EAGER_STEP = StepFunctions(
-    forward=EAGER,
-    prepare=prepare_rows,
-    choose=choose_tokens,
-    choose_any=choose_tokens,
-    make_noise=gumbel_noise,
-)
 
 
 @dataclass(frozen=True)
@@ -63,25 +54,27 @@ def prepare_thread(plan: Plan) -> None:
     """Set up the thread that launches steps: its limit of compilations, its stream."""
     kinds = set(zip(plan.model.layer_kinds, plan.model.is_moe, strict=True))
     allow_compilations(len(kinds))
+    enable_disk_caches()
     if plan.device.device.type == "cuda":
         # Graphs are captured and replayed on a stream of their own.
         torch.cuda.set_stream(torch.cuda.Stream())
 
 
-def prepare_steps(
-    plan: Plan, model: HybridModel, pools: CachePools
-) -> tuple[StepSet, dict[str, float]]:
-    """All that runs steps, compiled and captured, and the seconds of these phases."""
-    device, started_s = plan.device.device, time.monotonic()
+def build_steps(plan: Plan, model: HybridModel, pools: CachePools) -> StepSet:
+    """All that runs steps, compiled and not yet captured."""
+    device = plan.device.device
     if device.type == "cuda":
-        torch.cuda.synchronize()  # weights and pools were made on another stream
+        # Weights and pools were made on another stream, and what that freed helps no other.
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
     tables = SlotTables(
         plan.memory.num_slots,
-        -(-plan.limits.max_request_tokens // plan.page_size) + MIN_TABLE_PAGES,
+        max(-(-plan.limits.max_request_tokens // plan.page_size), WARM_UP_PAGES),
         device,
     )
     sampling = SamplingTable(plan.memory.num_slots, plan.model.vocab_size, device)
-    functions = compile_functions() if plan.is_compiled else EAGER_STEP
+    kernels = TRITON_SAMPLE if device.type == "cuda" else TORCH_SAMPLE
+    functions = compiled_functions(kernels) if plan.is_compiled else eager_functions(kernels)
     # On the CPU a plan of everything would sort the vocabulary for every request that samples:
     # there, all but greedy steps choose by their own plan, uncompiled.
     variants = (GREEDY, SAMPLED, SCORED) if device.type == "cuda" else (GREEDY,)
@@ -107,13 +100,15 @@ def prepare_steps(
         max_prefill_rows=plan.max_prefill_tokens,
         page_size=plan.page_size,
     )
-    compiled_s = time.monotonic()
-    decode.capture()
-    phases = {"compile": compiled_s - started_s, "capture": time.monotonic() - compiled_s}
-    return StepSet(functions, decode, tables, sampling), phases
+    return StepSet(functions, decode, tables, sampling)
 
 
-def compile_functions() -> StepFunctions:
+def eager_functions(kernels: SampleKernels) -> StepFunctions:
+    """The regions of a step as they are."""
+    return StepFunctions(EAGER, prepare_rows, choose_tokens, choose_tokens, kernels)
+
+
+def compiled_functions(kernels: SampleKernels) -> StepFunctions:
     """The regions of a step, compiled when first called."""
     return StepFunctions(
         forward=ForwardFunctions(
@@ -122,5 +117,5 @@ def compile_functions() -> StepFunctions:
         prepare=compile_whole(prepare_rows),
         choose=compile_whole(choose_tokens),
         choose_any=choose_tokens,
-        make_noise=compile_whole(gumbel_noise),
+        kernels=replace(kernels, make_noise=compile_whole(kernels.make_noise)),
     )

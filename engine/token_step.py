@@ -16,10 +16,11 @@ from torch import Tensor
 from engine.batch import MIN_TABLE_PAGES
 from engine.models.hybrid import ForwardFunctions, HybridModel
 from engine.request import MAX_TOP_LOGPROBS
-from engine.sampler import NoiseFunction, SamplingPlan, sample
+from engine.sampler import SamplingPlan, sample
 from engine.sampling_rows import SamplingTable
 from engine.slot_tables import SlotTables
 from graphs.inputs import ForwardInputs, Kind
+from graphs.kernels.kernel_set import SampleKernels
 from graphs.rows import RowField
 
 BAD_TOKEN = -1
@@ -79,7 +80,7 @@ class PreparedRows(NamedTuple):
 
 PrepareFunction = Callable[[Tensor, Tensor, Tensor, int, int], PreparedRows]
 ChooseFunction = Callable[
-    [Tensor, SamplingTable, Tensor, Tensor, Tensor, SamplingPlan, NoiseFunction], Chosen
+    [Tensor, SamplingTable, Tensor, Tensor, Tensor, SamplingPlan, SampleKernels], Chosen
 ]
 
 
@@ -94,7 +95,7 @@ class StepFunctions:
     prepare: PrepareFunction
     choose: ChooseFunction
     choose_any: ChooseFunction
-    make_noise: NoiseFunction
+    kernels: SampleKernels
 
 
 def prepare_rows(
@@ -125,10 +126,10 @@ def choose_tokens(
     slots: Tensor,
     output_indexes: Tensor,
     plan: SamplingPlan,
-    make_noise: NoiseFunction,
+    kernels: SampleKernels,
 ) -> Chosen:
     """Choose a token for each row of logits [R, vocab] and note it as its slot's last one."""
-    sampled = sample(logits, table, slots, output_indexes, plan, make_noise)
+    sampled = sample(logits, table, slots, output_indexes, plan, kernels)
     last_tokens[slots] = sampled.token_ids
     if plan.has_penalties:
         table.count_tokens(slots, sampled.token_ids)
@@ -205,7 +206,7 @@ class TokenStep:
             prepared.state_slots,
             prepared.output_indexes,
             plan,
-            functions.make_noise,
+            functions.kernels,
         )
 
     def _num_pages(self, rows: Tensor) -> int:

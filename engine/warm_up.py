@@ -28,6 +28,8 @@ from graphs.inputs import ForwardInputs, Kind
 PREFILL_RANGES = (48, 80, 192, 272, 1024, 4096)
 # Room for contexts long enough to be split.
 WIDE_TABLE_PAGES = 64
+# Width of the slots' page table that decode steps here use, at most.
+WARM_UP_PAGES = 5
 
 
 @torch.inference_mode()
@@ -54,12 +56,17 @@ def warm_up(
     for num_rows in (1, 2, 3):
         positions = torch.zeros(num_rows, dtype=torch.int64, device=device)
         seeds = sampling.gather(positions).seed
-        functions.make_noise(seeds, positions, sampling.token_ids)
+        functions.kernels.make_noise(seeds, positions, sampling.token_ids)
     if device.type == "cpu":
         # Here the page table is as wide as the longest request needs: a second width makes the
         # width dynamic. Sizes and widths that become dynamic together must differ.
         smallest = decode.sizes[:3]
-        for size, num_pages in ((1, 2), (1, 5), (2, 2), (smallest[-1], 5)):
+        for size, num_pages in (
+            (1, MIN_TABLE_PAGES),
+            (1, WARM_UP_PAGES),
+            (2, MIN_TABLE_PAGES),
+            (smallest[-1], WARM_UP_PAGES),
+        ):
             if size in smallest:
                 decode.run_padding(size, decode.variants[0], (num_pages - 1) * page_size)
     decode.compile()

@@ -22,6 +22,8 @@ from graphs.kernels.moe import ops as moe_ops
 from graphs.kernels.moe import reference as moe_reference
 from graphs.kernels.norm import ops as norm_ops
 from graphs.kernels.norm import reference as norm_reference
+from graphs.kernels.sample import ops as sample_ops
+from graphs.kernels.sample import reference as sample_reference
 
 
 @dataclass(frozen=True)
@@ -72,4 +74,24 @@ TRITON_ATTENTION = AttentionKernels(
     prepare_qkv=attention_ops.prepare_qkv,
     paged_decode_attention=attention_ops.paged_decode_attention,
     paged_prefill_attention=attention_ops.paged_prefill_attention,
+)
+
+
+@dataclass(frozen=True)
+class SampleKernels:
+    """What choosing tokens takes besides arithmetic on rows.
+
+    `make_noise` is the reference's, perhaps compiled: over a whole vocabulary it is most of the
+    work of a row that is not truncated.
+    """
+
+    make_noise: Callable[[Tensor, Tensor, Tensor], Tensor]
+    draw_tokens: Callable[..., Tensor]
+
+
+TORCH_SAMPLE = SampleKernels(
+    make_noise=sample_reference.gumbel_noise, draw_tokens=sample_reference.draw_tokens
+)
+TRITON_SAMPLE = SampleKernels(
+    make_noise=sample_reference.gumbel_noise, draw_tokens=sample_ops.draw_tokens
 )

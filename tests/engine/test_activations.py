@@ -35,6 +35,7 @@ from graphs.kernels.gdn import prefill as gdn_prefill_ops
 from graphs.kernels.gdn import reference as gdn_reference
 from graphs.kernels.kernel_set import (
     TORCH_KERNELS,
+    TORCH_SAMPLE,
     TRITON_ATTENTION,
     TRITON_KERNELS,
     AttentionKernels,
@@ -43,7 +44,6 @@ from graphs.kernels.kernel_set import (
 from graphs.kernels.linear import ops as linear_ops
 from graphs.kernels.moe import experts, routing
 from graphs.kernels.norm import ops as norm_ops
-from graphs.kernels.sample.reference import gumbel_noise
 from tests.engine.live_bytes import LiveBytes
 
 GEOMETRIES = Path(__file__).parents[2] / "bench" / "geometries"
@@ -259,10 +259,12 @@ def test_sampling_holds_no_more_than_planned(is_compiled: bool) -> None:
     slots = torch.arange(1, num_rows + 1)
     logits = torch.zeros(num_rows, vocab_size, dtype=BF16)
     noise = torch.zeros(num_rows, vocab_size)
-    make_noise = (lambda *_: noise.clone()) if is_compiled else gumbel_noise
+    kernels = TORCH_SAMPLE
+    if is_compiled:
+        kernels = replace(TORCH_SAMPLE, make_noise=lambda *_: noise.clone())
     tensors = [value for value in vars(table).values() if isinstance(value, Tensor)]
     with LiveBytes([logits, slots, noise, *tensors]) as live:
-        sample(logits, table, slots, slots, EVERYTHING, make_noise)
+        sample(logits, table, slots, slots, EVERYTHING, kernels)
     allowed = sampler_bytes(num_rows, vocab_size, is_compiled=is_compiled)
     # A compiled sampler is allowed the workspace of a sort beyond the tensors.
     assert live.peak <= allowed <= 1.5 * live.peak
