@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import triton
 
 MIN_BLOCK, MAX_BLOCK = 64, 2048
-MAX_SPLITS = 31
+MIN_SPLIT_BLOCKS, MAX_SPLITS = 2, 31
 ELEMENTS_PER_THREAD = 4  # a load of 16 bytes; twice as many spill registers
 NUM_STAGES = 3
 
@@ -29,6 +29,7 @@ class DrawConfig:
 def draw_config(vocab_size: int) -> DrawConfig:
     """The vocabulary in blocks, and those in splits for a grid of (row, split)."""
     block = min(MAX_BLOCK, max(MIN_BLOCK, triton.next_power_of_2(vocab_size) // 16))
-    split = block * triton.cdiv(triton.cdiv(vocab_size, block), MAX_SPLITS)
+    num_blocks = triton.cdiv(vocab_size, block)
+    split = block * max(MIN_SPLIT_BLOCKS, triton.cdiv(num_blocks, MAX_SPLITS))
     num_warps = max(1, block // (32 * ELEMENTS_PER_THREAD))
     return DrawConfig(block, split, triton.cdiv(vocab_size, split), num_warps, NUM_STAGES)

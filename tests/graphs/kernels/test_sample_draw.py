@@ -122,8 +122,11 @@ def test_equal_scores_rank_by_id(vocab_size: int, num_values: int, device: torch
     scaled[:, ::3] = 0.0
     scaled[:, 1::3] = -0.0
     check_draws(scaled, TRUNCATIONS)
-    check_draws(torch.zeros_like(scaled), TRUNCATIONS)
     check_draws(torch.zeros_like(scaled), TRUNCATIONS, noise=torch.zeros_like(scaled))
+    # The last token kept is drawn, so that no end may be off by one.
+    rising = torch.arange(vocab_size, device=device).expand(scaled.shape) - 300.0 * scaled
+    check_draws(scaled, TRUNCATIONS, noise=rising)
+    check_draws(torch.zeros_like(scaled), TRUNCATIONS, noise=rising)
 
 
 def test_no_noise_can_make_it_draw_for_long(device: torch.device) -> None:
