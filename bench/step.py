@@ -1,10 +1,11 @@
-"""Eager steps of real geometries on one GPU, with made-up weights.
+"""Steps of real geometries on one GPU, with made-up weights.
 
     python -m bench.step [--geometry NAMES] [--batch SIZES] [--context N] [--results FILE]
 
-For each geometry: the prefill rate of all prompts, then a decode step at each batch size, as the
-host launches it (eager) and as one captured CUDA graph (graph), beside the least time in which
-the memory could deliver its bytes. Run it from the repository's root.
+For each geometry: the seconds that compiling and capturing take, the prefill rate of all prompts,
+then whole decode steps at each batch size (rows up, embedding, blocks, head, choice of tokens) as
+the decode family runs them, greedy and with every sampling parameter, beside the least time in
+which the memory could deliver their bytes. Run it from the repository's root.
 """
 
 from __future__ import annotations
@@ -15,22 +16,25 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 
-from bench.kernel_timing import measure_ceilings, time_in_graph
+from bench.kernel_timing import measure_ceilings
 from bench.step_model import StepModel, build
+from engine.startup import describe_startup
+from engine.token_step import GREEDY, SAMPLED
 from graphs.inputs import Kind
 from server.bench.results import ResultRow, write_results
 
-NUM_STEPS = 10
+NUM_STEPS = 20
 
 
 def read_flags() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description="eager steps on one GPU")
+    parser = argparse.ArgumentParser(description="steps on one GPU")
     parser.add_argument("--geometry", default="Qwen3.6-27B,Qwen3.6-35B-A3B")
     parser.add_argument("--batch", default="1,16,64", help="decode batch sizes")
     parser.add_argument("--context", type=int, default=1024, help="tokens before the decode step")
@@ -48,6 +52,7 @@ def main() -> None:
     batches = [int(size) for size in flags.batch.split(",")]
     for geometry in flags.geometry.split(","):
         step_model = build(geometry, max(batches), flags.context)
+        rows += startup_rows(geometry, step_model)
         rows.append(measure_prefill(geometry, step_model))
         for batch in batches:
             rows += measure_decode(geometry, step_model, batch, read_rate)
@@ -71,7 +76,7 @@ def measure_prefill(geometry: str, step_model: StepModel) -> ResultRow:
     num_tokens = sum(inputs.token_ids.shape[0] for inputs in steps)
     print(f"{geometry} prefill {num_tokens} tokens: {num_tokens / elapsed:.0f} tok/s", flush=True)
     return ResultRow(
-        bench="eager.prefill",
+        bench="step.prefill",
         geometry=geometry,
         dtype="bfloat16",
         batch=step_model.batch,
@@ -82,24 +87,30 @@ def measure_prefill(geometry: str, step_model: StepModel) -> ResultRow:
     )
 
 
+def startup_rows(geometry: str, step_model: StepModel) -> Iterator[ResultRow]:
+    """Seconds of each phase before the first step."""
+    seconds = step_model.startup_s
+    print(f"{geometry} {describe_startup(seconds)}, {step_model.steps.decode.num_captured} graphs")
+    for phase, value in seconds.items():
+        yield ResultRow(
+            bench=f"startup.{phase}",
+            geometry=geometry,
+            dtype="bfloat16",
+            batch=step_model.batch,
+            context=0,
+            metric="startup_s",
+            value=value,
+            unit="s",
+        )
+
+
 def measure_decode(
     geometry: str, step_model: StepModel, batch: int, read_rate: float
 ) -> Iterator[ResultRow]:
-    """One decode step of the first `batch` requests, eager and as a graph."""
+    """Decode steps of the first `batch` requests, greedy and sampled."""
     inputs = step_model.inputs(Kind.DECODE, range(batch), step_model.context, 1)
     hit = step_model.distinct_experts(inputs)
     floor_ms = step_model.step_bytes(batch, hit) / read_rate * 1e3
-    times = []
-    for _ in range(NUM_STEPS):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        step_model.run(inputs)
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    step_ms = {
-        "eager.decode": statistics.median(times) * 1e3,
-        "graph.decode": time_in_graph([lambda: step_model.run(inputs)], min_runs=1) * 1e3,
-    }
     if hit:
         yield ResultRow(
             bench="decode.mean",
@@ -112,7 +123,9 @@ def measure_decode(
             unit="experts",
         )
     experts = f", distinct experts a layer {statistics.mean(hit):.1f}" if hit else ""
-    for bench, value in step_ms.items():
+    rows, decode = step_model.decode_rows(batch), step_model.steps.decode
+    for bench, plan in (("step.greedy", GREEDY), ("step.sampled", SAMPLED)):
+        value = time_steps(lambda plan=plan: decode.run(rows, plan)) * 1e3  # type: ignore[misc]
         print(
             f"{geometry} {bench} batch {batch}: {value:.2f} ms, floor {floor_ms:.2f} ms "
             f"({floor_ms / value:.1%}){experts}",
@@ -129,6 +142,19 @@ def measure_decode(
             unit="ms",
             floor=floor_ms,
         )
+
+
+def time_steps(run: Callable[[], object]) -> float:
+    """Median seconds of one step, with the next ones launched behind it."""
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(NUM_STEPS + 1)]
+    for _ in range(2):
+        run()
+    events[0].record()
+    for event in events[1:]:
+        run()
+        event.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) * 1e-3 for start, end in pairwise(events))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A model with made-up weights and filled caches, to measure steps on."""
+"""A model with made-up weights, compiled and captured steps and filled caches, to measure."""
 
 from __future__ import annotations
 
@@ -19,13 +19,24 @@ from engine.layers.mlp import MoeMlp
 from engine.model_config import load_model_config
 from engine.models.hybrid import EAGER, DecoderBlock, HybridModel
 from engine.plan import Plan, make_plan
+from engine.request import SamplingParams
 from engine.start import allocate, count_weights, load_model
+from engine.startup import CAPTURE, COMPILE, LOAD, StartupClock
+from engine.step_set import StepSet, build_steps, prepare_thread
 from graphs.inputs import ForwardInputs, Kind
 from graphs.kernels.moe.ops import route
+from graphs.rows import Row
 
 GEOMETRIES = Path(__file__).parent / "geometries"
 PREFILL_TOKENS = 8192
 EXTRA_TOKENS = 128
+SAMPLED_PARAMS = SamplingParams(
+    temperature=0.7,
+    top_p=0.95,
+    presence_penalty=0.5,
+    frequency_penalty=0.5,
+    repetition_penalty=1.1,
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +46,8 @@ class StepModel:
     plan: Plan
     pools: CachePools
     model: HybridModel
+    steps: StepSet
+    startup_s: dict[str, float]
     batch: int
     context: int
 
@@ -87,8 +100,40 @@ class StepModel:
                 yield self.inputs(Kind.PREFILL, requests, start, num_rows)
 
     def run(self, inputs: ForwardInputs) -> Tensor:
-        """One eager forward and the likeliest token of each request."""
-        return self.model(inputs, EAGER).argmax(-1)
+        """One forward, compiled, and the likeliest token of each request."""
+        return self.model(inputs, self.steps.functions.forward).argmax(-1)
+
+    def decode_rows(self, batch: int) -> list[Row]:
+        """The next row of each of the first requests, every one another random token."""
+        table = self.page_table(range(batch)).cpu()
+        generator = torch.Generator().manual_seed(4)
+        tokens = torch.randint(self.plan.model.vocab_size, (batch,), generator=generator).tolist()
+        column = self.context // self.plan.page_size
+        return [
+            Row(
+                slot=1 + index,
+                position=self.context,
+                page=int(table[index, column]),
+                output_index=1,
+                token_id=token,
+            )
+            for index, token in enumerate(tokens)
+        ]
+
+    def fill_tables(self) -> None:
+        """Tell the device every request's pages, and sampling parameters that use everything."""
+        requests = range(self.batch)
+        slots = torch.arange(1, 1 + self.batch, device=self.plan.device.device)
+        self.steps.tables.set_pages(slots, self.page_table(requests))
+        for index in requests:
+            self.steps.sampling.set_row(
+                1 + index,
+                SAMPLED_PARAMS,
+                seed=index,
+                eos_ids=self.plan.model.eos_token_ids,
+                prompt_token_ids=[index, index + 1],
+                output_token_ids=[],
+            )
 
     def distinct_experts(self, inputs: ForwardInputs) -> list[int]:
         """Experts that a step hits, of each MoE layer; runs the step."""
@@ -105,7 +150,7 @@ class StepModel:
         for mlp in moe_layers:
             original = mlp.kernels
             mlp.kernels = dataclasses.replace(original, moe_mlp=count)
-        self.run(inputs)
+        self.model(inputs, EAGER)
         for mlp in moe_layers:
             mlp.kernels = original
         return hit
@@ -127,7 +172,7 @@ class StepModel:
 
 
 def build(geometry: str, batch: int, context: int) -> StepModel:
-    """The model on the GPU, its weights random."""
+    """The model on the GPU, its weights random, its steps compiled and captured."""
     folder = GEOMETRIES / geometry
     config = EngineConfig(
         model_path=str(folder),
@@ -139,5 +184,15 @@ def build(geometry: str, batch: int, context: int) -> StepModel:
     )
     model_config = load_model_config(folder)
     plan = make_plan(config, model_config, read_device_facts("cuda"), count_weights(model_config))
-    pools = allocate(plan)
-    return StepModel(plan, pools, load_model(plan, pools, has_progress=False), batch, context)
+    clock = StartupClock()
+    with clock.phase(LOAD):
+        pools = allocate(plan)
+        model = load_model(plan, pools, has_progress=False)
+    prepare_thread(plan)
+    with clock.phase(COMPILE):
+        steps = build_steps(plan, model, pools)
+    with clock.phase(CAPTURE):
+        steps.decode.capture()
+    step_model = StepModel(plan, pools, model, steps, clock.finish(), batch, context)
+    step_model.fill_tables()
+    return step_model

@@ -159,8 +159,17 @@ class Runner:
             )
             for entry in batch.entries
         ]
-        plan = plan_entries(batch.entries)
-        return self._decode.run(rows, covering_plan(self._decode.variants, plan))
+        return self._decode.run(rows, self._plan(batch.entries))
+
+    def _plan(self, entries: Sequence[BatchEntry]) -> SamplingPlan:
+        """A plan for these entries that decode steps are prepared for, where there is one.
+
+        Prefills use it too: a request's tokens are all chosen in the same way.
+        """
+        plan = plan_sampling(
+            [entry.state.params for entry in entries], [entry.output_index for entry in entries]
+        )
+        return covering_plan(self._decode.variants, plan)
 
     def _prefill(self, batch: Batch) -> tuple[Chosen | None, list[list[TokenScores]]]:
         inputs = build_inputs(batch, self._page_size, self._device)
@@ -176,17 +185,10 @@ class Runner:
             self._tables.last_tokens,
             upload([entry.slot for entry in entries], self._device),
             upload([entry.output_index for entry in entries], self._device),
-            plan_entries(entries),
+            self._plan(entries),
             self._functions.kernels,
         )
         return chosen, scores
-
-
-def plan_entries(entries: Sequence[BatchEntry]) -> SamplingPlan:
-    """The work that choosing a token for each of these entries takes."""
-    return plan_sampling(
-        [entry.state.params for entry in entries], [entry.output_index for entry in entries]
-    )
 
 
 def score_prompts(batch: Batch, logits: Tensor) -> list[list[TokenScores]]:

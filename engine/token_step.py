@@ -179,6 +179,22 @@ class TokenStep:
     @torch.inference_mode()
     def __call__(self, rows: Tensor, plan: SamplingPlan) -> Chosen:
         """Packed rows [fields, R] in, the tokens of all of them out."""
+        logits, prepared = self.forward(rows)
+        functions = self._functions
+        choose = functions.choose if plan in self._prepared else functions.choose_any
+        return choose(
+            logits,
+            self._sampling,
+            self._tables.last_tokens,
+            prepared.state_slots,
+            prepared.output_indexes,
+            plan,
+            functions.kernels,
+        )
+
+    @torch.inference_mode()
+    def forward(self, rows: Tensor) -> tuple[Tensor, PreparedRows]:
+        """The logits [R, vocab] of packed rows [fields, R]."""
         tables, nothing = self._tables, self._nothing
         prepared = self._functions.prepare(
             rows, tables.page_table, tables.last_tokens, self._page_size, self._num_pages(rows)
@@ -196,18 +212,7 @@ class TokenStep:
             chunks=nothing,
             chunk_starts=nothing,
         )
-        logits = self._model(inputs, self._functions.forward)
-        functions = self._functions
-        choose = functions.choose if plan in self._prepared else functions.choose_any
-        return choose(
-            logits,
-            self._sampling,
-            tables.last_tokens,
-            prepared.state_slots,
-            prepared.output_indexes,
-            plan,
-            functions.kernels,
-        )
+        return self._model(inputs, self._functions.forward), prepared
 
     def _num_pages(self, rows: Tensor) -> int:
         """All pages on CUDA: shapes must not follow the rows. On the CPU, those in use."""

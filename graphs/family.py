@@ -22,7 +22,8 @@ class GraphFamily(Generic[Variant, Outputs]):
 
     `step(rows, variant)` gets the packed rows [fields, size * rows_per_request] int64 on the
     device (see `graphs.rows`) and computes the step; a variant names a graph of its own, such as
-    greedy or sampled. Batches are padded up to the next of `sizes` with padding rows.
+    greedy or sampled. Batches are padded up to the next of `sizes` with padding rows. Everything
+    runs in inference mode: compiled code is bound to how its tensors were made.
 
     With `pool` (CUDA): `capture` captures each size and variant into that memory pool, largest
     first, and a step is one copy and one graph launch. Without: the same calls, uncaptured.
@@ -51,18 +52,21 @@ class GraphFamily(Generic[Variant, Outputs]):
         """How many graphs there are."""
         return len(self._graphs)
 
+    @torch.inference_mode()
     def compile(self) -> None:
         """Run every size and variant once on padding rows, so that nothing is left to compile."""
         for size in self.sizes:
             for variant in self.variants:
                 self.run_padding(size, variant)
 
+    @torch.inference_mode()
     def run_padding(self, size: int, variant: Variant, position: int = 0) -> None:
         """Run padding rows, uncaptured, as if they were at `position` of a sequence."""
         rows = self._padding_rows(size)
         rows[RowField.POSITION] = position
         self._step(rows, variant)
 
+    @torch.inference_mode()
     def capture(self) -> None:
         """Capture every size and variant, largest first; nothing without a pool.
 
@@ -82,6 +86,7 @@ class GraphFamily(Generic[Variant, Outputs]):
                     self._pool,
                 )
 
+    @torch.inference_mode()
     def run(self, rows: Sequence[Row], variant: Variant) -> Outputs:
         """One step of at least one request; rows of a request are contiguous and in order.
 

@@ -61,6 +61,8 @@ class HeldStep:
 class HeldRunner:
     """A Runner that launches `HeldStep`s; `open` are those that have not ended."""
 
+    num_recompilations = 0
+
     def __init__(self) -> None:
         self.open: deque[HeldStep] = deque()
         self.num_launched = 0

@@ -122,6 +122,8 @@ async def test_a_killed_engine_fails_every_stream_and_call(client: WorkerClient)
 class FailingRunner:
     """Gives token 1 for `num_steps` steps, then raises as a device fault would."""
 
+    num_recompilations = 0
+
     def __init__(self, num_steps: int) -> None:
         self.num_left = num_steps
 
