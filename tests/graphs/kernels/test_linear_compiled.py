@@ -27,7 +27,7 @@ def test_compiled_products_follow_the_batch_size() -> None:
     x, residual = (torch.randn(80, 512, **options) for _ in range(2))  # type: ignore[call-overload]
     shapes = [(512,), (512, 512), (512, 256)]
     norm, gate_up, down = (torch.randn(shape, **options) * 0.05 for shape in shapes)  # type: ignore[call-overload]
-    compiled = torch.compile(forward, fullgraph=True, dynamic=True)
+    compiled = torch.compile(forward, fullgraph=True)
     for num_rows in (1, 2, 3, 4, 5, 16, 17, 80):
         rows = x[:num_rows], residual[:num_rows]
         expected = forward(*rows, (norm, gate_up, down))
