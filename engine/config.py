@@ -100,7 +100,7 @@ class EngineConfig:
     )
     overlap: str = option(
         "auto",
-        "launch each step before the one before it is drained; auto is on",
+        "launch each step before the one before it is drained; auto is on for cuda",
         group="scheduling",
         choices=("auto", "on", "off"),
     )

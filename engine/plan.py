@@ -102,7 +102,7 @@ def make_plan(
     settings = StepSettings(
         dtype=DTYPES[choose_dtype(config.dtype, model, is_cuda)],
         is_cuda=is_cuda,
-        is_compiled=config.compile != "off",
+        is_compiled=choose_switch(config.compile, auto=True),
         is_captured=choose_capture(config.cuda_graphs, is_cuda, attention_backend),
     )
     default_tokens = DEFAULT_PREFILL_TOKENS_CUDA if is_cuda else DEFAULT_PREFILL_TOKENS_CPU
@@ -127,7 +127,8 @@ def make_plan(
         state_dtype=DTYPES[config.state_dtype],
         is_compiled=settings.is_compiled,
         is_captured=settings.is_captured,
-        max_steps_in_flight=1 if config.overlap == "off" else 2,
+        # On the CPU a step in flight would only fight the event loop for the interpreter.
+        max_steps_in_flight=2 if choose_switch(config.overlap, auto=is_cuda) else 1,
         attention_backend=attention_backend,
         memory=memory,
         page_size=config.page_size,
@@ -230,6 +231,11 @@ def choose_attention_backend(wanted: str, is_cuda: bool) -> str:
     if wanted != "auto":
         return wanted
     return "triton" if is_cuda else "torch"
+
+
+def choose_switch(wanted: str, *, auto: bool) -> bool:
+    """An option of auto, on and off."""
+    return auto if wanted == "auto" else wanted == "on"
 
 
 def choose_capture(wanted: str, is_cuda: bool, attention_backend: str) -> bool:

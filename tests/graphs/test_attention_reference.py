@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 from engine.batch import build_chunks
 from graphs.kernels.attention import reference
+from tests.graphs.allocations import largest_allocation
 from tests.oracle.gated_delta import causal_attention
 from tests.tolerances import KERNEL_FP32_RTOL
 
@@ -101,3 +104,24 @@ def test_rotation_leaves_the_rest_and_keeps_lengths() -> None:
     assert torch.equal(got[..., 8:], x[..., 8:])
     torch.testing.assert_close(got[..., :4].double(), turned.real, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(got[..., 4:8].double(), turned.imag, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_requests", [1, 2])
+def test_a_compiled_decode_step_copies_no_pool(num_requests: int, tmp_path: Path) -> None:
+    """E5: keys and values are written in place. Oracle: the profiler's record of allocations."""
+    k_pool, v_pool = torch.zeros(2, 4096, PAGE_SIZE, 2, 16)
+    qkv = torch.randn(num_requests, 2 * (4 + 2) * 16)
+    positions, kv_slots = torch.full((2, num_requests), 9)
+    table = torch.tensor([[1, 2]] * num_requests)
+
+    def attend() -> Tensor:
+        norm, inv_freq = torch.ones(16), torch.ones(4)
+        q = reference.prepare_qkv(
+            qkv, norm, norm, inv_freq, positions, kv_slots, k_pool, v_pool, 4, 1e-6
+        )
+        lens = positions + 1
+        return reference.paged_decode_attention(q, qkv, k_pool, v_pool, table, lens, 1)
+
+    taken = largest_allocation(torch.compile(attend, fullgraph=True), tmp_path)
+    assert 0 < taken < k_pool.nbytes / 4
+    assert k_pool[1, 1].any() and not k_pool[1, 0].any()

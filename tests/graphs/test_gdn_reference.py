@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from graphs.kernels.gdn.reference import gdn_decode
+from tests.graphs.allocations import largest_allocation
 from tests.graphs.gdn_driver import GdnDriver, Geometry, Setup, relative_error
 from tests.tolerances import KERNEL_FP32_RTOL
 
@@ -59,14 +59,8 @@ def test_a_compiled_decode_step_copies_no_pool(num_requests: int, tmp_path: Path
     decode = torch.compile(gdn_decode, fullgraph=True)
     driver = GdnDriver(Setup(GEOMETRIES[0], decode=decode), num_slots=4096)
     slots, rows = list(range(num_requests)), driver.make_rows(6)
-    with torch.inference_mode():
-        driver.decode(slots, [rows] * num_requests, 5)
-    with torch.inference_mode(), torch.profiler.profile(profile_memory=True) as profiler:
-        driver.decode(slots, [rows] * num_requests, 5)
-    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
-    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    allocated = [event["args"]["Bytes"] for event in trace if event["name"] == "[memory]"]
-    assert 0 < max(allocated) < driver.conv_pool.nbytes / 4
+    taken = largest_allocation(lambda: driver.decode(slots, [rows] * num_requests, 5), tmp_path)
+    assert 0 < taken < driver.conv_pool.nbytes / 4
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])

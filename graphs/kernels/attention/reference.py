@@ -23,11 +23,11 @@ def rotate(x: Tensor, positions: Tensor, inv_freq: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
 
 
-@torch.library.custom_op("deltaloom::write_kv_reference", mutates_args={"k_pool", "v_pool"})
 def write_kv(k_pool: Tensor, v_pool: Tensor, kv_slots: Tensor, k: Tensor, v: Tensor) -> None:
     """Store k and v [T, H, D] at kv_slots [T] (page * page_size + offset), in place."""
-    k_pool.view(-1, *k_pool.shape[2:])[kv_slots] = k
-    v_pool.view(-1, *v_pool.shape[2:])[kv_slots] = v
+    page_size = k_pool.shape[1]
+    k_pool[kv_slots // page_size, kv_slots % page_size] = k
+    v_pool[kv_slots // page_size, kv_slots % page_size] = v
 
 
 def split_qkv(
