@@ -132,7 +132,9 @@ def draw_rows_kernel(
     if top_p < 1.0:
         wanted = tl.ceil(top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
         wanted = tl.maximum(wanted, 1)
-        mass, before, num_draws = wanted, drawn, 0
+        # Two names for one value would be one inside the loop: Triton carries only the names whose
+        # value a first visit of the body changes.
+        mass, before, num_draws = wanted, tl.minimum(drawn, NEVER), 0
         while (mass >= wanted) & (num_draws < MAX_DRAWS):
             # Looking at what is before a draw also makes the next one, should this be rejected.
             drawn = before
