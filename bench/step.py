@@ -1,6 +1,7 @@
 """Steps of real geometries on one GPU, with made-up weights.
 
-    python -m bench.step [--geometry NAMES] [--batch SIZES] [--context N] [--results FILE]
+    python -m bench.step [--geometry NAMES] [--batch SIZES] [--context N] [--compile on]
+        [--results FILE]
 
 For each geometry: the seconds that compiling and capturing take, the prefill rate of all prompts,
 then whole decode steps at each batch size (rows up, embedding, blocks, head, choice of tokens) as
@@ -38,6 +39,7 @@ def read_flags() -> argparse.Namespace:
     parser.add_argument("--geometry", default="Qwen3.6-27B,Qwen3.6-35B-A3B")
     parser.add_argument("--batch", default="1,16,64", help="decode batch sizes")
     parser.add_argument("--context", type=int, default=1024, help="tokens before the decode step")
+    parser.add_argument("--compile", default="auto", help="as of the server")
     parser.add_argument("--results", type=Path, help="default: only print")
     return parser.parse_args()
 
@@ -51,7 +53,7 @@ def main() -> None:
     rows: list[ResultRow] = []
     batches = [int(size) for size in flags.batch.split(",")]
     for geometry in flags.geometry.split(","):
-        step_model = build(geometry, max(batches), flags.context)
+        step_model = build(geometry, max(batches), flags.context, flags.compile)
         rows += startup_rows(geometry, step_model)
         rows.append(measure_prefill(geometry, step_model))
         for batch in batches:

@@ -171,14 +171,15 @@ class StepModel:
         )
 
 
-def build(geometry: str, batch: int, context: int) -> StepModel:
-    """The model on the GPU, its weights random, its steps compiled and captured."""
+def build(geometry: str, batch: int, context: int, compile_blocks: str) -> StepModel:
+    """The model on the GPU, its weights random, its steps captured; `compile_blocks` as --compile."""
     folder = GEOMETRIES / geometry
     config = EngineConfig(
         model_path=str(folder),
         load_format="dummy",
         device="cuda",
         dtype="bfloat16",
+        compile=compile_blocks,
         max_running_requests=batch,
         max_kv_tokens=batch * (context + EXTRA_TOKENS),
     )

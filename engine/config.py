@@ -49,7 +49,7 @@ class EngineConfig:
     )
     compile: str = option(
         "auto",
-        "compile the decoder blocks; off starts at once and runs slower; auto is on",
+        "compile the decoder blocks; off starts at once and runs slower; auto is on for the CPU",
         group="machine",
         choices=("auto", "on", "off"),
     )

@@ -102,7 +102,9 @@ def make_plan(
     settings = StepSettings(
         dtype=DTYPES[choose_dtype(config.dtype, model, is_cuda)],
         is_cuda=is_cuda,
-        is_compiled=choose_switch(config.compile, auto=True),
+        # On CUDA, compiling takes longer than a start may (see CHANGELOG); graphs are captured of
+        # the kernels as they are.
+        is_compiled=choose_switch(config.compile, auto=not is_cuda),
         is_captured=choose_capture(config.cuda_graphs, is_cuda, attention_backend),
     )
     default_tokens = DEFAULT_PREFILL_TOKENS_CUDA if is_cuda else DEFAULT_PREFILL_TOKENS_CPU

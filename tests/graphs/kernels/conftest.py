@@ -29,6 +29,8 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
             if memory.is_floating_point():
                 # torch.compile makes tensors that require grad; those it fills itself.
                 return memory if memory.requires_grad else memory.fill_(torch.nan)
+            if memory.dtype == torch.bool:
+                return memory.fill_(True)
             return memory.fill_(min(INT_POISON, torch.iinfo(memory.dtype).max))
 
         return poisoned
