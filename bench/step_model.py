@@ -172,7 +172,7 @@ class StepModel:
 
 
 def build(geometry: str, batch: int, context: int, compile_blocks: str) -> StepModel:
-    """The model on the GPU, its weights random, its steps captured; `compile_blocks` as --compile."""
+    """The model on the GPU, weights random, steps captured; `compile_blocks` as --compile."""
     folder = GEOMETRIES / geometry
     config = EngineConfig(
         model_path=str(folder),
