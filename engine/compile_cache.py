@@ -109,16 +109,26 @@ def enable_disk_caches() -> None:
 
 
 def default_root(environment: MutableMapping[str, str]) -> Path:
-    """deltaloom/compile in XDG_CACHE_HOME (where it is absolute), or in ~/.cache."""
+    """deltaloom/compile in XDG_CACHE_HOME (where it is absolute), or in ~/.cache.
+
+    A temporary folder for a user who has no home, as in containers with a user id of their own.
+    """
     wanted = Path(environment.get("XDG_CACHE_HOME", ""))
-    home = wanted if wanted.is_absolute() else Path("~/.cache").expanduser()
+    try:
+        home = wanted if wanted.is_absolute() else Path("~/.cache").expanduser()
+    except RuntimeError:
+        return temporary_root()
     return home / "deltaloom" / "compile"
+
+
+def temporary_root() -> Path:
+    """Where compiled code goes when there is no better place."""
+    return Path(tempfile.gettempdir()) / f"deltaloom-{os.getuid()}"
 
 
 def prepare_folder(root: Path, key: str) -> Path:
     """The folder of `key`, marked as ours and as used now."""
-    fallback = Path(tempfile.gettempdir()) / f"deltaloom-{os.getuid()}"
-    for candidate in (root, fallback):
+    for candidate in (root, temporary_root()):
         folder = candidate / key
         try:
             candidate.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -136,9 +146,12 @@ def check_closed(root: Path) -> None:
     """Refuse a root in which another user could put folders in place of ours.
 
     Raises:
-        OSError: others may write there, and the sticky bit does not hold them back.
+        OSError: others may write there, and the sticky bit does not hold them back, or own it.
     """
-    mode = root.stat().st_mode
+    status = root.stat()
+    mode = status.st_mode
+    if status.st_uid not in (0, os.getuid()):
+        raise PermissionError(f"{root} belongs to another user")
     if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
         raise PermissionError(f"other users can write to {root}")
 

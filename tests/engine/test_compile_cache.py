@@ -19,6 +19,7 @@ from engine.compile_cache import (
     MARKER,
     MAX_KEPT_FOLDERS,
     TRITON_VARIABLE,
+    check_closed,
     compile_cache_key,
     default_root,
     use_compile_cache,
@@ -202,6 +203,34 @@ def test_an_unusable_root_is_replaced(
     fallback.write_text("not a folder either")
     last = use_compile_cache(KEY, root, {})
     assert last.parent == temporary and last.is_dir()
+
+
+def test_a_user_without_a_home_gets_a_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E5: containers run under user ids that no passwd file knows. Oracle: the folder."""
+
+    def no_home(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("pathlib.Path.expanduser", no_home)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = use_compile_cache(KEY, None, {})
+    assert folder == tmp_path / f"deltaloom-{os.getuid()}" / KEY
+
+
+def test_a_root_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E5: its owner could swap our folder, sticky bit or not. Oracle: the refusal."""
+    owner = os.getuid()
+    monkeypatch.setattr("os.getuid", lambda: owner + 1)
+    root = tmp_path / "root"
+    root.mkdir(mode=0o1777)
+    if owner == 0:
+        os.chown(root, 54321, -1)
+    with pytest.raises(PermissionError, match="another user"):
+        check_closed(root)
 
 
 COMPILE = """
