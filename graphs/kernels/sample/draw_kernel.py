@@ -9,87 +9,13 @@ before it.
 import triton
 import triton.language as tl
 
-from graphs.kernels.sample.scan_kernel import (
-    MAGNITUDE_MASK,
-    PADDING_MAGNITUDE,
-    choose_best,
-    scan,
-)
+from graphs.kernels.sample.rounds_kernel import follow_rounds, min_p_end, wanted_mass
+from graphs.kernels.sample.scan_kernel import PADDING_MAGNITUDE, scan
 from graphs.kernels.sample.select_kernel import bisect_places, find_top_k_end
 
 # With Gumbel noise a rejection halves the mass that is too much, or better. Other noise may take
 # one token away at a time.
 MAX_DRAWS = tl.constexpr(12)
-
-
-@triton.jit
-def min_p_end(log_min_p, ID_BITS: tl.constexpr):
-    """The end behind all scores of at least log_min_p <= 0."""
-    magnitude = log_min_p.to(tl.int32, bitcast=True) & MAGNITUDE_MASK
-    return (magnitude.to(tl.int64) + 1) << ID_BITS
-
-
-@triton.jit
-def survey_splits_kernel(
-    scaled_ptr,
-    noise_ptr,
-    is_greedy_ptr,
-    top_k_ptr,
-    log_min_p_ptr,
-    mass_ptr,
-    best_ptr,
-    drawn_ptr,
-    VOCAB: tl.constexpr,
-    ID_BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SPLIT: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
-):
-    """The first scan of rows without top-k: one program scans SPLIT tokens of a row.
-
-    mass (int64), best (fp32) and drawn (int64) are [R, NUM_SPLITS]; see `scan`.
-    """
-    i_row = tl.program_id(0) // NUM_SPLITS
-    i_split = tl.program_id(0) % NUM_SPLITS
-    o_row = i_row.to(tl.int64) * VOCAB
-    if tl.load(top_k_ptr + i_row) >= VOCAB:
-        mass, best, drawn = scan(
-            scaled_ptr + o_row,
-            noise_ptr + o_row,
-            tl.load(is_greedy_ptr + i_row).to(tl.int32),
-            i_split * SPLIT,
-            tl.minimum((i_split + 1) * SPLIT, VOCAB),
-            tl.full([], PADDING_MAGNITUDE << ID_BITS, tl.int64),
-            min_p_end(tl.load(log_min_p_ptr + i_row), ID_BITS),
-            VOCAB,
-            ID_BITS,
-            BLOCK,
-            1,
-        )
-        tl.store(mass_ptr + tl.program_id(0), mass)
-        tl.store(best_ptr + tl.program_id(0), best)
-        tl.store(drawn_ptr + tl.program_id(0), drawn)
-
-
-@triton.jit
-def gather_splits(
-    i_row,
-    mass_ptr,
-    best_ptr,
-    drawn_ptr,
-    VOCAB: tl.constexpr,
-    ID_BITS: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
-    SPLITS_PADDED: tl.constexpr,
-):
-    """A row's mass, and the place of its draw, from those of its splits."""
-    o_split = i_row * NUM_SPLITS + tl.arange(0, SPLITS_PADDED)
-    m_split = tl.arange(0, SPLITS_PADDED) < NUM_SPLITS
-    b_mass = tl.load(mass_ptr + o_split, mask=m_split, other=0)
-    b_best = tl.load(best_ptr + o_split, mask=m_split, other=float("-inf"))
-    b_drawn = tl.load(drawn_ptr + o_split, mask=m_split, other=PADDING_MAGNITUDE << ID_BITS)
-    _, drawn = choose_best(b_best, b_drawn, VOCAB, ID_BITS)
-    return tl.sum(b_mass), drawn
 
 
 @triton.jit
@@ -108,6 +34,7 @@ def draw_rows_kernel(
     ID_BITS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    NUM_ROUNDS: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     SPLITS_PADDED: tl.constexpr,
 ):
@@ -122,33 +49,44 @@ def draw_rows_kernel(
     if top_k < VOCAB:
         end = find_top_k_end(p_scaled, top_k.to(tl.int32), VOCAB, ID_BITS, BLOCK, STAGES)
         end_draw = tl.minimum(end, min_p_end(tl.load(log_min_p_ptr + i_row), ID_BITS))
-        total, _, drawn = scan(
+        mass, _, drawn = scan(
             p_scaled, p_noise, is_greedy, 0, VOCAB, end, end_draw, VOCAB, ID_BITS, BLOCK, STAGES
         )
+        wanted = wanted_mass(top_p, mass)
+        rejected = tl.full([], NEVER, tl.int64)
     else:
-        total, drawn = gather_splits(
-            i_row, mass_ptr, best_ptr, drawn_ptr, VOCAB, ID_BITS, NUM_SPLITS, SPLITS_PADDED
+        wanted, mass, rejected, drawn = follow_rounds(
+            i_row,
+            top_p,
+            mass_ptr,
+            best_ptr,
+            drawn_ptr,
+            VOCAB,
+            ID_BITS,
+            NUM_ROUNDS,
+            NUM_ROUNDS,
+            NUM_SPLITS,
+            SPLITS_PADDED,
         )
-    if top_p < 1.0:
-        wanted = tl.ceil(top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
-        wanted = tl.maximum(wanted, 1)
-        # Two names for one value would be one inside the loop: Triton carries only the names whose
-        # value a first visit of the body changes.
-        mass, before, num_draws = wanted, tl.minimum(drawn, NEVER), 0
-        while (mass >= wanted) & (num_draws < MAX_DRAWS):
-            # Looking at what is before a draw also makes the next one, should this be rejected.
-            drawn = before
-            mass, _, before = scan(
-                p_scaled, p_noise, is_greedy, 0, VOCAB, drawn, drawn, VOCAB, ID_BITS, BLOCK, STAGES
-            )
-            num_draws += 1
-        if mass >= wanted:
-            low = tl.full([], 0, tl.int64)
-            last = bisect_places(p_scaled, low, drawn, wanted, True, VOCAB, ID_BITS, BLOCK, STAGES)
-            end = last + 1
-            _, _, drawn = scan(
-                p_scaled, p_noise, is_greedy, 0, VOCAB, end, end, VOCAB, ID_BITS, BLOCK, STAGES
-            )
+    num_draws = 0
+    # No name in the loop may take over another's value as it is: Triton carries a name only if a
+    # trial visit of the body gives it a value it did not have before the loop, and a first
+    # `drawn = before` of equal values gives none.
+    while (mass >= wanted) & (num_draws < MAX_DRAWS):
+        # Looking at what is before a draw also makes the next one, should this be rejected.
+        mass, _, before = scan(
+            p_scaled, p_noise, is_greedy, 0, VOCAB, drawn, drawn, VOCAB, ID_BITS, BLOCK, STAGES
+        )
+        rejected = tl.where(mass >= wanted, drawn, rejected)
+        drawn = tl.where(mass >= wanted, before, drawn)
+        num_draws += 1
+    if mass >= wanted:
+        low = tl.full([], 0, tl.int64)
+        last = bisect_places(p_scaled, low, rejected, wanted, True, VOCAB, ID_BITS, BLOCK, STAGES)
+        end = last + 1
+        _, _, drawn = scan(
+            p_scaled, p_noise, is_greedy, 0, VOCAB, end, end, VOCAB, ID_BITS, BLOCK, STAGES
+        )
     # Only a row without a best token of score 0 may have no draw.
     i_token = tl.where(drawn < NEVER, drawn & ((1 << ID_BITS) - 1), 0)
     tl.store(token_ids_ptr + i_row, i_token)

@@ -7,8 +7,9 @@ import triton
 from torch import Tensor
 
 from graphs.kernels.launch import launch
-from graphs.kernels.sample.configs import draw_config
-from graphs.kernels.sample.draw_kernel import draw_rows_kernel, survey_splits_kernel
+from graphs.kernels.sample.configs import NUM_ROUNDS, draw_config
+from graphs.kernels.sample.draw_kernel import draw_rows_kernel
+from graphs.kernels.sample.rounds_kernel import scan_splits_kernel
 
 MAX_VOCAB_SIZE = 2**22  # masses of 2^40 each sum to less than 2^63
 
@@ -49,30 +50,36 @@ def launch_draw(
     log_min_p: Tensor,
     token_ids: Tensor,
 ) -> None:
-    """Both kernels: all rows in splits over the whole GPU, then a program for each row."""
+    """The rounds, all rows in splits over the whole GPU, then a program for each row."""
     num_rows, vocab_size = scaled.shape
     config = draw_config(vocab_size)
-    shape = (num_rows, config.num_splits)
+    shape = (num_rows, NUM_ROUNDS, config.num_splits)
     mass = torch.empty(shape, dtype=torch.int64, device=scaled.device)
     best = torch.empty(shape, dtype=torch.float32, device=scaled.device)
     drawn = torch.empty(shape, dtype=torch.int64, device=scaled.device)
     id_bits = (vocab_size - 1).bit_length()
-    launch(survey_splits_kernel)[(num_rows * config.num_splits,)](
-        scaled,
-        noise,
-        is_greedy,
-        top_k,
-        log_min_p,
-        mass,
-        best,
-        drawn,
-        VOCAB=vocab_size,
-        ID_BITS=id_bits,
-        BLOCK=config.block,
-        SPLIT=config.split,
-        NUM_SPLITS=config.num_splits,
-        num_warps=config.num_warps,
-    )
+    splits_padded = triton.next_power_of_2(config.num_splits)
+    for i_round in range(NUM_ROUNDS):
+        launch(scan_splits_kernel)[(num_rows * config.num_splits,)](
+            scaled,
+            noise,
+            is_greedy,
+            top_k,
+            top_p,
+            log_min_p,
+            mass,
+            best,
+            drawn,
+            VOCAB=vocab_size,
+            ID_BITS=id_bits,
+            BLOCK=config.block,
+            ROUND=i_round,
+            NUM_ROUNDS=NUM_ROUNDS,
+            SPLIT=config.split,
+            NUM_SPLITS=config.num_splits,
+            SPLITS_PADDED=splits_padded,
+            num_warps=config.num_warps,
+        )
     launch(draw_rows_kernel)[(num_rows,)](
         scaled,
         noise,
@@ -88,7 +95,8 @@ def launch_draw(
         ID_BITS=id_bits,
         BLOCK=config.block,
         STAGES=config.num_stages,
+        NUM_ROUNDS=NUM_ROUNDS,
         NUM_SPLITS=config.num_splits,
-        SPLITS_PADDED=triton.next_power_of_2(config.num_splits),
+        SPLITS_PADDED=splits_padded,
         num_warps=config.num_warps,
     )
