@@ -18,6 +18,9 @@ MIN_TABLE_PAGES = 2
 MIN_PREFILL_REQUESTS = 2
 MIN_PREFILL_CHUNKS = 2
 PREFILL_ROW_MULTIPLE = 16
+# On CUDA prefills have more rows than a kernel for few rows takes: short prompts run what longer
+# ones do. The weights take as long to read, and fewer shapes are to be compiled.
+MIN_CUDA_PREFILL_ROWS = 80
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def build_inputs(batch: Batch, page_size: int, device: torch.device) -> ForwardI
             sampled_rows.append(row_starts[-1] - 1)
         scored_rows += range(first, first + entry.num_scored)
     is_prefill = batch.kind is Kind.PREFILL
-    num_extra_rows = -len(token_ids) % PREFILL_ROW_MULTIPLE if is_prefill else 0
+    num_extra_rows = padded_rows(len(token_ids), device) - len(token_ids) if is_prefill else 0
     num_extra_requests = max(MIN_PREFILL_REQUESTS - len(batch.entries), 0) if is_prefill else 0
     padding_rows = [PADDING_INDEX] * num_extra_rows
     padding_requests = [0] * num_extra_requests
@@ -116,6 +119,12 @@ def build_inputs(batch: Batch, page_size: int, device: torch.device) -> ForwardI
         chunks=on_device(chunks),
         chunk_starts=on_device(chunk_starts),
     )
+
+
+def padded_rows(num_rows: int, device: torch.device) -> int:
+    """How many rows a prefill of `num_rows` is padded to."""
+    least = MIN_CUDA_PREFILL_ROWS if device.type == "cuda" else 1
+    return -(-max(num_rows, least) // PREFILL_ROW_MULTIPLE) * PREFILL_ROW_MULTIPLE
 
 
 def build_chunks(

@@ -8,7 +8,7 @@ the next step can be launched while one runs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -19,15 +19,13 @@ from engine.batch import Batch, BatchEntry, StepResult, build_inputs
 from engine.models.hybrid import HybridModel
 from engine.request import MAX_TOP_LOGPROBS
 from engine.sampler import SamplingPlan, TokenScores, plan_sampling, score_tokens
+from engine.step_memory import SCORED_ROWS_AT_ONCE
 from engine.step_set import StepSet
 from engine.token_step import BAD_TOKEN, Chosen, covering_plan
 from engine.transfer import download, upload
 from graphs.compile import count_compilations
 from graphs.inputs import Kind
 from graphs.rows import Row
-
-# Log-softmax of a whole prefill chunk would need chunk × vocabulary floats at once.
-SCORED_ROWS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -176,13 +174,20 @@ class Runner:
     def _prefill(self, batch: Batch) -> tuple[Chosen | None, list[list[TokenScores]]]:
         inputs = build_inputs(batch, self._page_size, self._device)
         self._tables.set_pages(inputs.state_slots, inputs.page_table)
-        logits = self._model(inputs, self._functions.forward)
+        forward = self._functions.forward
+        hidden = self._model.hidden(inputs, forward)
+        assert inputs.logit_rows is not None
         entries = batch.sampling_entries
-        scores = score_prompts(batch, logits[len(entries) :])
+        sampled_rows, scored_rows = inputs.logit_rows.split(
+            [len(entries), len(inputs.logit_rows) - len(entries)]
+        )
+        scores = score_prompts(
+            batch, scored_rows, lambda rows: self._model.logits(hidden, rows, forward)
+        )
         if not entries:
             return None, scores
         chosen = self._functions.choose_any(
-            logits[: len(entries)],
+            self._model.logits(hidden, sampled_rows, forward),
             self._sampling,
             self._tables.last_tokens,
             upload([entry.slot for entry in entries], self._device),
@@ -193,23 +198,28 @@ class Runner:
         return chosen, scores
 
 
-def score_prompts(batch: Batch, logits: Tensor) -> list[list[TokenScores]]:
-    """Scores of the prompt tokens after the scored rows, in pieces; see `LaunchedStep`."""
+def score_prompts(
+    batch: Batch, rows: Tensor, logits_of: Callable[[Tensor], Tensor]
+) -> list[list[TokenScores]]:
+    """Scores of the prompt tokens after the scored rows [N], in pieces; see `LaunchedStep`.
+
+    `logits_of` gives the logits [n, vocab] of some of the rows.
+    """
     scores = []
     first = 0
     for entry in batch.entries:
         if entry.num_scored == 0:
             continue
-        rows = logits[first : first + entry.num_scored]
+        entry_rows = rows[first : first + entry.num_scored]
         first += entry.num_scored
         following = entry.state.tokens_between(entry.start + 1, entry.start + 1 + entry.num_scored)
-        targets = upload(following, logits.device)
-        has_top = bool(entry.state.params.prompt_logprobs)
+        targets = upload(following, rows.device)
+        num_top = MAX_TOP_LOGPROBS if entry.state.params.prompt_logprobs else 0
         scores.append(
             [
-                score_tokens(piece, piece_targets, MAX_TOP_LOGPROBS if has_top else 0)
+                score_tokens(logits_of(piece), piece_targets, num_top)
                 for piece, piece_targets in zip(
-                    rows.split(SCORED_ROWS_AT_ONCE),
+                    entry_rows.split(SCORED_ROWS_AT_ONCE),
                     targets.split(SCORED_ROWS_AT_ONCE),
                     strict=True,
                 )

@@ -14,7 +14,7 @@ from engine.activations import (
     sampler_bytes,
     scorer_bytes,
 )
-from engine.batch import MIN_TABLE_PAGES
+from engine.batch import MIN_CUDA_PREFILL_ROWS, MIN_TABLE_PAGES
 from engine.memory import NO_DRAFTS, DraftMemory, FixedBytes
 from engine.model_config import ModelConfig
 from engine.slot_tables import table_bytes
@@ -25,7 +25,8 @@ from graphs.sizes import family_sizes
 NUM_GRAPH_VARIANTS = 3
 # What an instantiated graph keeps on the device: about 16 kernels a layer of 16 KiB each.
 GRAPH_BYTES_PER_LAYER = 2**18
-# The runner scores pieces of that many rows.
+# The runner computes logits of scored rows, and scores them, in pieces of that many: those of a
+# whole prefill chunk would take gigabytes.
 SCORED_ROWS_AT_ONCE = 64
 # The CUDA context's growth, cuBLAS workspaces, modules, and gaps that the allocator cannot fill.
 CUDA_RESERVE_BYTES = 2**30
@@ -88,9 +89,10 @@ def fixed_bytes(
 
 def prefill_shape(limits: StepLimits) -> StepShape:
     """The largest prefill, its rows padded."""
-    num_rows = -(-limits.max_prefill_tokens // CHUNK_ROWS) * CHUNK_ROWS
+    most = max(limits.max_prefill_tokens, MIN_CUDA_PREFILL_ROWS)
+    num_rows = -(-most // CHUNK_ROWS) * CHUNK_ROWS
     num_requests = min(limits.max_running_requests, num_rows)
-    num_logit_rows = num_requests + limits.max_scored_rows
+    num_logit_rows = num_requests + min(SCORED_ROWS_AT_ONCE, limits.max_scored_rows)
     return StepShape(Kind.PREFILL, num_rows, num_requests, num_logit_rows, limits.max_model_len)
 
 
@@ -110,15 +112,16 @@ def decode_bytes(config: ModelConfig, shape: StepShape, settings: StepSettings) 
 def sampling_bytes(
     config: ModelConfig, limits: StepLimits, settings: StepSettings, draft: DraftMemory
 ) -> int:
-    """Logits and sampling of a step that is not captured: all rows that sample, and scored ones.
+    """Logits and sampling of a step that is not captured: rows that sample, a piece of scored ones.
 
     Beside the logits [N, V] a row has 4 tensors [N, h] (see `head_bytes`).
     """
     num_sampled = limits.max_running_requests * draft.rows_per_request
     row = (4 * config.hidden_size + config.vocab_size) * settings.dtype.itemsize
     sampler = sampled_bytes(config, num_sampled, settings)
-    scorer = scorer_bytes(min(SCORED_ROWS_AT_ONCE, limits.max_scored_rows), config.vocab_size)
-    return (num_sampled + limits.max_scored_rows) * row + max(sampler, scorer)
+    num_scored = min(SCORED_ROWS_AT_ONCE, limits.max_scored_rows)
+    scorer = scorer_bytes(num_scored, config.vocab_size)
+    return (num_sampled + num_scored) * row + max(sampler, scorer)
 
 
 def sampled_bytes(config: ModelConfig, num_rows: int, settings: StepSettings) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -31,10 +31,16 @@ from engine.token_step import (
     prepare_rows,
 )
 from engine.warm_up import WARM_UP_PAGES, warm_up
-from graphs.compile import allow_compilations, compile_whole
+from graphs.compile import allow_compilations, compile_whole, kernels_analysed_once
 from graphs.family import GraphFamily
 from graphs.inputs import Kind
-from graphs.kernels.kernel_set import TORCH_SAMPLE, TRITON_SAMPLE, SampleKernels
+from graphs.kernels.kernel_set import (
+    TORCH_SAMPLE,
+    TRITON_SAMPLE,
+    SampleKernels,
+    torch_sample,
+)
+from graphs.kernels.sample.reference import gumbel_noise
 from graphs.sizes import family_sizes
 
 logger = logging.getLogger(__name__)
@@ -73,7 +79,7 @@ def build_steps(plan: Plan, model: HybridModel, pools: CachePools) -> StepSet:
         device,
     )
     sampling = SamplingTable(plan.memory.num_slots, plan.model.vocab_size, device)
-    kernels = TRITON_SAMPLE if device.type == "cuda" else TORCH_SAMPLE
+    kernels = sample_kernels(device, is_compiled=plan.is_compiled)
     functions = compiled_functions(kernels) if plan.is_compiled else eager_functions(kernels)
     # On the CPU a plan of everything would sort the vocabulary for every request that samples:
     # there, all but greedy steps choose by their own plan, uncompiled.
@@ -91,15 +97,16 @@ def build_steps(plan: Plan, model: HybridModel, pools: CachePools) -> StepSet:
     )
     if plan.is_compiled:
         logger.info("compiling; the first start takes about a minute, later ones seconds")
-    warm_up(
-        model,
-        functions,
-        decode,
-        sampling,
-        device,
-        max_prefill_rows=plan.max_prefill_tokens,
-        page_size=plan.page_size,
-    )
+    with kernels_analysed_once():
+        warm_up(
+            model,
+            functions,
+            decode,
+            sampling,
+            device,
+            max_prefill_rows=plan.max_prefill_tokens,
+            page_size=plan.page_size,
+        )
     return StepSet(functions, decode, tables, sampling)
 
 
@@ -117,5 +124,12 @@ def compiled_functions(kernels: SampleKernels) -> StepFunctions:
         prepare=compile_whole(prepare_rows),
         choose=compile_whole(choose_tokens),
         choose_any=choose_tokens,
-        kernels=replace(kernels, make_noise=compile_whole(kernels.make_noise)),
+        kernels=kernels,
     )
+
+
+def sample_kernels(device: torch.device, *, is_compiled: bool) -> SampleKernels:
+    """How tokens are chosen. On the CPU the noise is most of the work: it may be compiled."""
+    if device.type == "cuda":
+        return TRITON_SAMPLE
+    return torch_sample(compile_whole(gumbel_noise)) if is_compiled else TORCH_SAMPLE

@@ -174,7 +174,9 @@ class TokenStep:
         self._prepared = frozenset(prepared)
         self._model, self._functions = model, functions
         self._tables, self._sampling, self._page_size = tables, sampling, page_size
-        self._nothing = torch.empty(0, dtype=torch.int64, device=tables.last_tokens.device)
+        device = tables.last_tokens.device
+        self._nothing = torch.empty(0, dtype=torch.int64, device=device)
+        self._no_chunks = torch.empty(0, 2, dtype=torch.int64, device=device)
 
     @torch.inference_mode()
     def __call__(self, rows: Tensor, plan: SamplingPlan) -> Chosen:
@@ -209,7 +211,7 @@ class TokenStep:
             state_slots=prepared.state_slots,
             logit_rows=None,
             row_starts=nothing,
-            chunks=nothing,
+            chunks=self._no_chunks,
             chunk_starts=nothing,
         )
         return self._model(inputs, self._functions.forward), prepared

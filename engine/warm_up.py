@@ -1,35 +1,45 @@
 """Runs planned shapes once, so that no request waits for their compilation.
 
-On CUDA our kernels also choose by the number of rows: of prefills, one size of each range runs
-here, up to what the plan allows; of decode steps, every size that there is.
+A dimension becomes dynamic when it is met with a second size. Decode steps come first, and every
+later size of theirs, like every prefill, finds the dimensions dynamic. On CUDA our kernels also
+choose by the number of rows: of prefills, one size of each range runs here, up to what the plan
+allows; of decode steps, every size that there is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
 from engine.batch import (
-    MIN_PREFILL_REQUESTS,
     MIN_TABLE_PAGES,
-    PREFILL_ROW_MULTIPLE,
     build_chunks,
+    padded_rows,
 )
 from engine.cache.pools import PADDING_INDEX
 from engine.models.hybrid import HybridModel
-from engine.sampler import SamplingPlan
+from engine.sampler import SamplingPlan, sample
 from engine.sampling_rows import SamplingTable
-from engine.token_step import Chosen, StepFunctions
+from engine.step_memory import SCORED_ROWS_AT_ONCE
+from engine.token_step import GREEDY, Chosen, StepFunctions
 from graphs.family import GraphFamily
 from graphs.inputs import ForwardInputs, Kind
 
-# The first rows of each range: products of few rows, experts, splits of the context.
-PREFILL_RANGES = (48, 80, 192, 272, 1024, 4096)
+# The first rows of each range beyond the fewest: experts, splits of the context.
+PREFILL_RANGES = (192, 272, 1024, 4096)
+# Sizes of a prefill here that differ from each other and from those of decode steps: equal ones
+# would be taken for one dimension.
+PREFILL_REQUESTS = 3
 # Room for contexts long enough to be split.
-WIDE_TABLE_PAGES = 64
+PREFILL_PAGES = 64
 # Width of the slots' page table that decode steps here use, at most.
 WARM_UP_PAGES = 5
+# On the CPU, the plan whose only work is the noise of a whole vocabulary.
+DRAWN = replace(GREEDY, is_all_greedy=False)
+# A number of rows of each range in which the head has a kernel of its own; prefills score prompts
+# in pieces of any size up to the last.
+HEAD_ROWS = (1, 2, 4, 16, 32, SCORED_ROWS_AT_ONCE)
 
 
 @torch.inference_mode()
@@ -48,18 +58,13 @@ def warm_up(
     `sampling` is the table that requests will use: compiled code is bound to how tensors were
     made.
     """
-    for inputs in prefill_inputs(device):
-        model(inputs, functions.forward)
-    if device.type == "cuda":
-        for inputs in prefill_ranges(device, max_prefill_rows):
-            model(inputs, functions.forward)
-    for num_rows in (1, 2, 3):
-        positions = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        seeds = sampling.gather(positions).seed
-        functions.kernels.make_noise(seeds, positions, sampling.token_ids)
     if device.type == "cpu":
-        # Here the page table is as wide as the longest request needs: a second width makes the
-        # width dynamic. Sizes and widths that become dynamic together must differ.
+        for num_rows in (1, 2, 3):
+            slots = torch.zeros(num_rows, dtype=torch.int64, device=device)
+            logits = torch.zeros(num_rows, sampling.vocab_size, device=device)
+            sample(logits, sampling, slots, slots, DRAWN, functions.kernels)
+        # Here the page table is as wide as the longest request needs, so widths vary as well.
+        # Sizes and widths that become dynamic together must differ.
         smallest = decode.sizes[:3]
         for size, num_pages in (
             (1, MIN_TABLE_PAGES),
@@ -70,23 +75,18 @@ def warm_up(
             if size in smallest:
                 decode.run_padding(size, decode.variants[0], (num_pages - 1) * page_size)
     decode.compile()
+    for num_rows in prefill_sizes(device, max_prefill_rows):
+        inputs = padding_prefill(PREFILL_REQUESTS, num_rows, PREFILL_PAGES, device)
+        hidden = model.hidden(inputs, functions.forward)
+    for num_rows in HEAD_ROWS:
+        rows = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        model.logits(hidden, rows, functions.forward)
 
 
-def prefill_inputs(device: torch.device) -> Iterator[ForwardInputs]:
-    """Prefills whose second sizes make rows, requests and table widths dynamic.
-
-    They all differ, since equal ones would be taken for one dimension.
-    """
-    num_rows, num_requests = PREFILL_ROW_MULTIPLE, MIN_PREFILL_REQUESTS
-    yield padding_prefill(num_requests, num_rows, MIN_TABLE_PAGES, device)
-    yield padding_prefill(3, 2 * num_rows, 5, device)
-
-
-def prefill_ranges(device: torch.device, max_rows: int) -> Iterator[ForwardInputs]:
-    """One prefill per range of rows for which some kernel or its blocks differ."""
-    for num_rows in PREFILL_RANGES:
-        if num_rows <= max_rows:
-            yield padding_prefill(MIN_PREFILL_REQUESTS, num_rows, WIDE_TABLE_PAGES, device)
+def prefill_sizes(device: torch.device, max_rows: int) -> list[int]:
+    """The fewest rows of a prefill; on CUDA also one size of each range with kernels of its own."""
+    ranges = PREFILL_RANGES if device.type == "cuda" else ()
+    return [padded_rows(1, device), *(num_rows for num_rows in ranges if num_rows <= max_rows)]
 
 
 def padding_prefill(

@@ -107,12 +107,22 @@ class HybridModel(nn.Module):
 
     def forward(self, inputs: ForwardInputs, run: ForwardFunctions) -> Tensor:
         """Logits [N, vocab] of the rows that inputs.logit_rows wants."""
+        return self.logits(self.hidden(inputs, run), inputs.logit_rows, run)
+
+    def hidden(self, inputs: ForwardInputs, run: ForwardFunctions) -> tuple[Tensor, Tensor]:
+        """The last block's output and the residual stream it is to be added to, [T, hidden]."""
         x = F.embedding(inputs.token_ids, self.embedding)
         residual = torch.zeros_like(x)
         for block in self.blocks:
             assert isinstance(block, DecoderBlock)
             x, residual = run.block(block, x, residual, inputs)
-        rows = inputs.logit_rows
+        return x, residual
+
+    def logits(
+        self, hidden: tuple[Tensor, Tensor], rows: Tensor | None, run: ForwardFunctions
+    ) -> Tensor:
+        """Logits [N, vocab] of the given rows [N] of what `hidden` returned; None: of all."""
+        x, residual = hidden
         if rows is None:
             return run.head(self, x, residual)
         if rows.shape[0] == 0:
