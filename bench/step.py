@@ -1,12 +1,14 @@
 """Steps of real geometries on one GPU, with made-up weights.
 
     python -m bench.step [--geometry NAMES] [--batch SIZES] [--context N] [--compile on]
-        [--results FILE]
+        [--profile FILE] [--results FILE]
 
 For each geometry: the seconds that compiling and capturing take, the prefill rate of all prompts,
 then whole decode steps at each batch size (rows up, embedding, blocks, head, choice of tokens) as
 the decode family runs them, greedy and with every sampling parameter, beside the least time in
-which the memory could deliver their bytes. Run it from the repository's root.
+which the memory could deliver their bytes, with the kernels of one step and the calls that launch
+them; at the end the most memory that all of it took, beside the plan. `--profile` writes where the
+time of one step goes, by kernel. Run it from the repository's root.
 """
 
 from __future__ import annotations
@@ -17,20 +19,25 @@ import shlex
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 
+from bench.device_trace import DeviceTrace, kernel_table, record
 from bench.kernel_timing import measure_ceilings
 from bench.step_model import StepModel, build
+from engine.memory import MemoryPlan, show, show_parts
 from engine.startup import describe_startup
 from engine.token_step import GREEDY, SAMPLED
 from graphs.inputs import Kind
-from server.bench.results import ResultRow, write_results
+from server.bench.results import METRIC_UNITS, ResultRow, write_results
 
 NUM_STEPS = 20
+COUNT_UNITS = {"kernels_per_step": "kernels", "launches_per_step": "launches"}
 
 
 def read_flags() -> argparse.Namespace:
@@ -40,6 +47,7 @@ def read_flags() -> argparse.Namespace:
     parser.add_argument("--batch", default="1,16,64", help="decode batch sizes")
     parser.add_argument("--context", type=int, default=1024, help="tokens before the decode step")
     parser.add_argument("--compile", default="auto", help="as of the server")
+    parser.add_argument("--profile", type=Path, help="write the kernels of a step of each size")
     parser.add_argument("--results", type=Path, help="default: only print")
     return parser.parse_args()
 
@@ -52,12 +60,15 @@ def main() -> None:
     print(f"read {read_rate / 1e12:.2f} TB/s")
     rows: list[ResultRow] = []
     batches = [int(size) for size in flags.batch.split(",")]
+    profile = Profile(flags.profile)
     for geometry in flags.geometry.split(","):
+        free_bytes = forget_peak()
         step_model = build(geometry, max(batches), flags.context, flags.compile)
         rows += startup_rows(geometry, step_model)
         rows.append(measure_prefill(geometry, step_model))
         for batch in batches:
-            rows += measure_decode(geometry, step_model, batch, read_rate)
+            rows += measure_decode(geometry, step_model, batch, read_rate, profile)
+        print_memory(geometry, step_model.plan.memory, free_bytes)
         del step_model
         gc.collect()
         torch.cuda.empty_cache()
@@ -107,7 +118,7 @@ def startup_rows(geometry: str, step_model: StepModel) -> Iterator[ResultRow]:
 
 
 def measure_decode(
-    geometry: str, step_model: StepModel, batch: int, read_rate: float
+    geometry: str, step_model: StepModel, batch: int, read_rate: float, profile: Profile
 ) -> Iterator[ResultRow]:
     """Decode steps of the first `batch` requests, greedy and sampled."""
     inputs = step_model.inputs(Kind.DECODE, range(batch), step_model.context, 1)
@@ -127,12 +138,18 @@ def measure_decode(
     experts = f", distinct experts a layer {statistics.mean(hit):.1f}" if hit else ""
     rows, decode = step_model.decode_rows(batch), step_model.steps.decode
     for bench, plan in (("step.greedy", GREEDY), ("step.sampled", SAMPLED)):
-        value = time_steps(lambda plan=plan: decode.run(rows, plan)) * 1e3  # type: ignore[misc]
+        run = partial(decode.run, rows, plan)
+        value = time_steps(run) * 1e3
+        trace = record(run)
         print(
             f"{geometry} {bench} batch {batch}: {value:.2f} ms, floor {floor_ms:.2f} ms "
-            f"({floor_ms / value:.1%}){experts}",
+            f"({floor_ms / value:.1%}), {len(trace.kernels)} kernels by {len(trace.calls)} "
+            f"launches ({count_calls(trace)}){experts}",
             flush=True,
         )
+        profile.add(f"{geometry} {bench} batch {batch}: {value:.2f} ms", trace)
+        counts = {"kernels_per_step": len(trace.kernels), "launches_per_step": len(trace.calls)}
+        yield from count_rows(bench, geometry, step_model.context, batch, counts)
         yield ResultRow(
             bench=bench,
             geometry=geometry,
@@ -144,6 +161,71 @@ def measure_decode(
             unit="ms",
             floor=floor_ms,
         )
+
+
+def count_rows(
+    bench: str, geometry: str, context: int, batch: int, counts: dict[str, int]
+) -> Iterator[ResultRow]:
+    """Rows of counts; those of a metric that results files do not have are only printed."""
+    for metric, count in counts.items():
+        if metric in METRIC_UNITS:
+            yield ResultRow(
+                bench=bench,
+                geometry=geometry,
+                dtype="bfloat16",
+                batch=batch,
+                context=context,
+                metric=metric,
+                value=count,
+                unit=COUNT_UNITS[metric],
+            )
+
+
+def count_calls(trace: DeviceTrace) -> str:
+    """How often each call was made, such as 1 cudaGraphLaunch."""
+    names = Counter(call.name for call in trace.calls)
+    return ", ".join(f"{count} {name}" for name, count in names.items())
+
+
+class Profile:
+    """A file of kernel tables, written as they come; nothing without a path."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("")
+
+    def add(self, title: str, trace: DeviceTrace) -> None:
+        """One more table."""
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(f"{title}\n{kernel_table(trace.kernels)}\n")
+
+
+def forget_peak() -> int:
+    """Begin to note the most memory in use; the bytes that are free on the device now."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.mem_get_info()[0]
+
+
+def print_memory(geometry: str, plan: MemoryPlan, free_bytes: int) -> None:
+    """The most that was in use since `forget_peak`, beside the plan.
+
+    Of the device: all that this process took from it, graphs and loaded code too; what was freed
+    to the allocator counts, as it stays there.
+    """
+    held, live = torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()
+    taken = free_bytes - torch.cuda.mem_get_info()[0]
+    verdict = "within the plan" if max(held, taken) <= plan.used_bytes else "BEYOND THE PLAN"
+    print(
+        f"{geometry} memory: {show(live)} of tensors at most, {show(held)} held by the allocator, "
+        f"{show(taken)} of the device; planned {show(plan.used_bytes)}: {verdict}\n"
+        f"  planned: {show_parts(plan)}",
+        flush=True,
+    )
 
 
 def time_steps(run: Callable[[], object]) -> float:
