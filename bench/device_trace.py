@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch.profiler import ProfilerActivity
 
 GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch")
 LAUNCHES = (
@@ -23,6 +25,11 @@ LAUNCHES = (
 )
 COPY_CATEGORIES = ("gpu_memcpy", "gpu_memset")
 CALL_CATEGORIES = ("cuda_runtime", "cuda_driver")
+MARK, MARK_CATEGORY = "marked run ", "user_annotation"
+
+
+class TraceError(RuntimeError):
+    """A recording lacks what it was made for; whatever was timed stands."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +48,26 @@ class Span:
 
 @dataclass(frozen=True)
 class DeviceTrace:
-    """Spans by start. `calls`: host calls that launch something, one for each launch."""
+    """Spans by start. `calls`: host calls that launch something, one for each launch.
+
+    `marks`: stretches of the host's time that `record_each` named.
+    """
 
     kernels: list[Span]
     copies: list[Span]
     calls: list[Span]
+    marks: list[Span]
+
+    def launched_in(self, mark: Span) -> DeviceTrace:
+        """The part that was launched during a mark."""
+        calls = [call for call in self.calls if mark.start_us <= call.start_us <= mark.end_us]
+        launched = {call.correlation for call in calls}
+        return DeviceTrace(
+            [kernel for kernel in self.kernels if kernel.correlation in launched],
+            [copy for copy in self.copies if copy.correlation in launched],
+            calls,
+            [mark],
+        )
 
     def steps(self) -> list[list[Span]]:
         """The kernels of each graph launch, in the order in which the launches ran."""
@@ -88,11 +110,14 @@ class RecordedTrace:
 def recording() -> Iterator[RecordedTrace]:
     """Record the device, and the calls of all threads, while the body runs.
 
-    The first recording of a process starts the tracing library, which takes long: make one that
-    nobody reads before.
+    What comes after a recording in the same process runs slower: time things before.
     """
+    # Crashes of CUDA graphs and recordings without a kernel have come of starting it anew.
+    os.environ["TEARDOWN_CUPTI"] = "0"
     recorded = RecordedTrace()
-    activities = [torch.profiler.ProfilerActivity.CUDA]
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities) as profiler:
         yield recorded
     with tempfile.TemporaryDirectory() as folder:
@@ -101,18 +126,21 @@ def recording() -> Iterator[RecordedTrace]:
         recorded.trace = parse_trace(path.read_text(errors="replace"))
 
 
-def record(run: Callable[[], object]) -> DeviceTrace:
-    """The trace of one run, from launch to end."""
-    for _ in range(2):
-        with recording() as recorded:
-            run()
-            torch.cuda.synchronize()
-    return recorded.read()
+def record_each(runs: Sequence[Callable[[], object]]) -> list[DeviceTrace]:
+    """The trace of each run, from launch to end, in one recording."""
+    with recording() as recorded:
+        for index, run in enumerate((runs[0], *runs)):  # the first one wakes everything up
+            with torch.profiler.record_function(f"{MARK}{index}"):
+                run()
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
+    trace = recorded.read()
+    return [trace.launched_in(mark) for mark in trace.marks[1:]]
 
 
 def parse_trace(text: str) -> DeviceTrace:
     """Read a trace in Chrome's format, as torch writes it."""
-    kernels, copies = [], []
+    kernels, copies, marks = [], [], []
     calls: dict[int, Span] = {}
     for event in json.loads(text)["traceEvents"]:
         category, name = event.get("cat"), str(event.get("name"))
@@ -125,10 +153,14 @@ def parse_trace(text: str) -> DeviceTrace:
             kernels.append(span)
         elif category in COPY_CATEGORIES:
             copies.append(span)
+        elif category == MARK_CATEGORY and name.startswith(MARK):
+            marks.append(span)
         elif category in CALL_CATEGORIES and name.startswith(LAUNCHES):
             # A call of the runtime may appear again as the driver's call inside it.
             calls.setdefault(correlation, span)
-    return DeviceTrace(by_start(kernels), by_start(copies), by_start(list(calls.values())))
+    return DeviceTrace(
+        by_start(kernels), by_start(copies), by_start(list(calls.values())), by_start(marks)
+    )
 
 
 def by_start(spans: list[Span]) -> list[Span]:
@@ -140,12 +172,12 @@ def idle_shares(trace: DeviceTrace, num_dropped: int = 2) -> IdleShares:
     """Shares over the recorded steps but for `num_dropped` at either end.
 
     Raises:
-        ValueError: there are too few steps, or they are no graphs.
+        TraceError: there are too few steps, or they are no graphs.
     """
     steps = trace.steps()
     steps = steps[num_dropped : len(steps) - num_dropped]
     if len(steps) < 2:
-        raise ValueError("fewer than two whole steps were recorded as launches of graphs")
+        raise TraceError("fewer than two whole steps were recorded as launches of graphs")
     starts = [step[0].start_us for step in steps]
     ends = [max(kernel.end_us for kernel in step) for step in steps]
     first, last = starts[0], starts[-1]

@@ -15,7 +15,6 @@ Run it from the repository's root.
 from __future__ import annotations
 
 import argparse
-import gc
 import shlex
 import statistics
 import sys
@@ -27,9 +26,8 @@ from pathlib import Path
 from random import Random
 from unittest import mock
 
-import torch
-
-from bench.device_trace import IdleShares, idle_shares, recording
+from bench.device_trace import IdleShares, TraceError, idle_shares, recording
+from bench.processes import run_alone
 from bench.step import time_steps
 from bench.step_model import GEOMETRIES
 from engine import LLM, SamplingParams
@@ -41,8 +39,11 @@ from server.bench.results import METRIC_UNITS, ResultRow, write_results
 
 NUM_REPEATS = 3
 NUM_TRACED_STEPS = 30
-# A trace takes a while to begin, and the call must not end before.
-TRACED_TOKENS = 640
+# A recording takes a while to begin, and the call must not end before.
+TRACED_CALL_S = 6.0
+MAX_TRACED_TOKENS = 2048
+# What each request of the largest batch has room for; one alone has room for all.
+MIN_ROOM = 640
 POLL_S = 0.0005
 TRACE_TIMEOUT_S = 300.0
 # The largest share that is fine, at batch 1 and beyond.
@@ -118,23 +119,38 @@ def main() -> None:
     """Measure, print, write results."""
     flags = read_flags()
     rows: list[ResultRow] = []
-    batches = [int(size) for size in flags.batch.split(",")]
     for geometry in flags.geometry.split(","):
-        recorder = StepRecorder()
-        with recorder.patch(), start_llm(geometry, max(batches), flags) as llm:
-            for batch in batches:
-                rows += measure(geometry, llm, recorder, batch, flags)
-        del llm, recorder
-        gc.collect()
-        if flags.device == "cuda":
-            torch.cuda.empty_cache()
+        rows += run_alone(measure_geometry, geometry, flags)
     if flags.results is not None:
         write_results(flags.results, rows, command=shlex.join(sys.argv), device=flags.device)
 
 
+def measure_geometry(geometry: str, flags: argparse.Namespace) -> list[ResultRow]:
+    """All batch sizes of one geometry. Traces come last: they slow down what follows."""
+    recorder = StepRecorder()
+    batches = [int(size) for size in flags.batch.split(",")]
+    rows: list[ResultRow] = []
+    walls: dict[int, float] = {}
+    with recorder.patch(), start_llm(geometry, max(batches), flags) as llm:
+        for batch in batches:
+            times = time_calls(llm, recorder, batch, flags)
+            walls[batch] = times.wall_s
+            rows += time_rows(geometry, times, batch, flags)
+        for batch in batches if flags.device == "cuda" else ():
+            try:
+                shares = trace_call(llm, recorder, batch, walls[batch], flags)
+            except TraceError as fault:
+                print(f"{geometry} traced batch {batch}: {fault}", flush=True)
+            else:
+                rows += share_rows(geometry, shares, batch, flags)
+    return rows
+
+
 def start_llm(geometry: str, max_requests: int, flags: argparse.Namespace) -> LLM:
     """An engine with made-up weights that holds all requests to their last token."""
-    num_tokens = flags.context + longest_output(flags)
+    room = max(flags.tokens, MIN_ROOM)
+    longest = flags.context + max(flags.tokens, MAX_TRACED_TOKENS)
+    num_pages = max(max_requests * -(-(flags.context + room) // 64), -(-longest // 64))
     return LLM(
         str(GEOMETRIES / geometry),
         load_format="dummy",
@@ -142,22 +158,17 @@ def start_llm(geometry: str, max_requests: int, flags: argparse.Namespace) -> LL
         dtype="bfloat16",
         compile=flags.compile,
         overlap=flags.overlap,
+        page_size=64,
         max_running_requests=max_requests,
-        max_model_len=num_tokens,
-        max_kv_tokens=max_requests * (-(-num_tokens // 64) * 64),
+        max_model_len=longest,
+        max_kv_tokens=64 * num_pages,
     )
 
 
-def longest_output(flags: argparse.Namespace) -> int:
-    """Output tokens of the longest call."""
-    return max(flags.tokens, TRACED_TOKENS) if flags.device == "cuda" else int(flags.tokens)
-
-
-def measure(
-    geometry: str, llm: LLM, recorder: StepRecorder, batch: int, flags: argparse.Namespace
+def time_rows(
+    geometry: str, times: StepTimes, batch: int, flags: argparse.Namespace
 ) -> Iterator[ResultRow]:
-    """All that is measured of one batch size."""
-    times = time_calls(llm, recorder, batch, flags)
+    """What the wall times say."""
     bar = BAR_ALONE if batch == 1 else BAR_TOGETHER
     print(
         f"{geometry} generate batch {batch}: {times.wall_s * 1e3:.3f} ms a step, the step alone "
@@ -165,34 +176,40 @@ def measure(
         f"{'meets' if times.idle_share <= bar else 'MISSES'} the bar of {bar:.0%}",
         flush=True,
     )
-    values = {
-        ("idle.generate", "step_ms"): times.wall_s * 1e3,
-        ("idle.replay", "step_ms"): times.replay_s * 1e3,
-        ("idle.generate", "idle_share"): times.idle_share,
-    }
-    if flags.device == "cuda":
-        shares = trace_call(llm, recorder, batch, flags)
-        print(
-            f"{geometry} traced batch {batch}: {shares.num_steps} steps of "
-            f"{shares.step_us / 1e3:.3f} ms, between steps {shares.between:.1%}, without a kernel "
-            f"{shares.no_kernel:.1%}, without kernel or copy {shares.no_work:.1%}",
-            flush=True,
-        )
-        values |= {
-            ("idle.traced-between-steps", "idle_share"): max(shares.between, 0.0),
-            ("idle.traced-without-kernel", "idle_share"): max(shares.no_kernel, 0.0),
-        }
-    for (bench, metric), value in values.items():
-        yield ResultRow(
-            bench=bench,
-            geometry=geometry,
-            dtype="bfloat16",
-            batch=batch,
-            context=flags.context,
-            metric=metric,
-            value=value,
-            unit=METRIC_UNITS[metric],
-        )
+    yield row("idle.generate", geometry, batch, flags, "step_ms", times.wall_s * 1e3)
+    yield row("idle.replay", geometry, batch, flags, "step_ms", times.replay_s * 1e3)
+    yield row("idle.generate", geometry, batch, flags, "idle_share", times.idle_share)
+
+
+def share_rows(
+    geometry: str, shares: IdleShares, batch: int, flags: argparse.Namespace
+) -> Iterator[ResultRow]:
+    """What the trace says."""
+    print(
+        f"{geometry} traced batch {batch}: {shares.num_steps} steps of "
+        f"{shares.step_us / 1e3:.3f} ms, between steps {shares.between:.1%}, without a kernel "
+        f"{shares.no_kernel:.1%}, without kernel or copy {shares.no_work:.1%}",
+        flush=True,
+    )
+    yield row("idle.traced-between-steps", geometry, batch, flags, "idle_share", shares.between)
+    without = max(shares.no_kernel, 0.0)  # rounding
+    yield row("idle.traced-without-kernel", geometry, batch, flags, "idle_share", without)
+
+
+def row(
+    bench: str, geometry: str, batch: int, flags: argparse.Namespace, metric: str, value: float
+) -> ResultRow:
+    """One result."""
+    return ResultRow(
+        bench=bench,
+        geometry=geometry,
+        dtype="bfloat16",
+        batch=batch,
+        context=flags.context,
+        metric=metric,
+        value=value,
+        unit=METRIC_UNITS[metric],
+    )
 
 
 def time_calls(
@@ -243,14 +260,14 @@ def wait_idle(llm: LLM) -> None:
 
 
 def trace_call(
-    llm: LLM, recorder: StepRecorder, batch: int, flags: argparse.Namespace
+    llm: LLM, recorder: StepRecorder, batch: int, wall_s: float, flags: argparse.Namespace
 ) -> IdleShares:
     """Shares of steps in the midst of a call, all of its requests decoding."""
-    with recording():  # the first takes long to begin
-        pass
+    wanted = max(round(TRACED_CALL_S / wall_s), 3 * NUM_TRACED_STEPS)
+    num_tokens = min(wanted, MAX_TRACED_TOKENS if batch == 1 else max(flags.tokens, MIN_ROOM))
     recorder.forget()
     with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(generate, llm, batch, TRACED_TOKENS, flags)
+        call = pool.submit(generate, llm, batch, num_tokens, flags)
         wait_for(lambda: len(recorder.rows) == batch, call)
         with recording() as recorded:
             num_before = recorder.num_steps
@@ -260,11 +277,15 @@ def trace_call(
 
 
 def wait_for(condition: Callable[[], bool], call: Future[float]) -> None:
-    """Wait until `condition` is true, or raise when the call ends before."""
+    """Wait until `condition` is true.
+
+    Raises:
+        TraceError: the call ended before.
+    """
     deadline = time.monotonic() + TRACE_TIMEOUT_S
     while not condition():
         if call.done() or time.monotonic() > deadline:
-            raise RuntimeError("the call ended before enough steps were traced")
+            raise TraceError("the call ended before enough steps were traced")
         time.sleep(POLL_S)
 
 

@@ -14,7 +14,6 @@ time of one step goes, by kernel. Run it from the repository's root.
 from __future__ import annotations
 
 import argparse
-import gc
 import shlex
 import statistics
 import sys
@@ -27,8 +26,9 @@ from pathlib import Path
 
 import torch
 
-from bench.device_trace import DeviceTrace, kernel_table, record
+from bench.device_trace import DeviceTrace, kernel_table, record_each
 from bench.kernel_timing import measure_ceilings
+from bench.processes import run_alone
 from bench.step_model import StepModel, build
 from engine.memory import MemoryPlan, show, show_parts
 from engine.startup import describe_startup
@@ -37,6 +37,7 @@ from graphs.inputs import Kind
 from server.bench.results import METRIC_UNITS, ResultRow, write_results
 
 NUM_STEPS = 20
+STEPS = (("step.greedy", GREEDY), ("step.sampled", SAMPLED))
 COUNT_UNITS = {"kernels_per_step": "kernels", "launches_per_step": "launches"}
 
 
@@ -52,28 +53,33 @@ def read_flags() -> argparse.Namespace:
     return parser.parse_args()
 
 
-@torch.inference_mode()
 def main() -> None:
     """Measure, print, write results."""
     flags = read_flags()
-    read_rate = measure_ceilings().read
-    print(f"read {read_rate / 1e12:.2f} TB/s")
+    read_rate = run_alone(measure_ceilings).read
+    print(f"read {read_rate / 1e12:.2f} TB/s", flush=True)
+    if flags.profile is not None:
+        flags.profile.parent.mkdir(parents=True, exist_ok=True)
+        flags.profile.write_text("")
     rows: list[ResultRow] = []
-    batches = [int(size) for size in flags.batch.split(",")]
-    profile = Profile(flags.profile)
     for geometry in flags.geometry.split(","):
-        free_bytes = forget_peak()
-        step_model = build(geometry, max(batches), flags.context, flags.compile)
-        rows += startup_rows(geometry, step_model)
-        rows.append(measure_prefill(geometry, step_model))
-        for batch in batches:
-            rows += measure_decode(geometry, step_model, batch, read_rate, profile)
-        print_memory(geometry, step_model.plan.memory, free_bytes)
-        del step_model
-        gc.collect()
-        torch.cuda.empty_cache()
+        rows += run_alone(measure_geometry, geometry, flags, read_rate)
     if flags.results is not None:
         write_results(flags.results, rows, command=shlex.join(sys.argv), device="cuda")
+
+
+@torch.inference_mode()
+def measure_geometry(geometry: str, flags: argparse.Namespace, read_rate: float) -> list[ResultRow]:
+    """All that is measured of one geometry. Traces come last: they slow down what follows."""
+    free_bytes = torch.cuda.mem_get_info()[0]
+    batches = [int(size) for size in flags.batch.split(",")]
+    step_model = build(geometry, max(batches), flags.context, flags.compile)
+    rows = [*startup_rows(geometry, step_model), measure_prefill(geometry, step_model)]
+    for batch in batches:
+        rows += measure_decode(geometry, step_model, batch, read_rate)
+    print_memory(geometry, step_model.plan.memory, free_bytes)
+    rows += trace_decode(geometry, step_model, batches, flags.profile)
+    return rows
 
 
 def measure_prefill(geometry: str, step_model: StepModel) -> ResultRow:
@@ -118,7 +124,7 @@ def startup_rows(geometry: str, step_model: StepModel) -> Iterator[ResultRow]:
 
 
 def measure_decode(
-    geometry: str, step_model: StepModel, batch: int, read_rate: float, profile: Profile
+    geometry: str, step_model: StepModel, batch: int, read_rate: float
 ) -> Iterator[ResultRow]:
     """Decode steps of the first `batch` requests, greedy and sampled."""
     inputs = step_model.inputs(Kind.DECODE, range(batch), step_model.context, 1)
@@ -137,19 +143,13 @@ def measure_decode(
         )
     experts = f", distinct experts a layer {statistics.mean(hit):.1f}" if hit else ""
     rows, decode = step_model.decode_rows(batch), step_model.steps.decode
-    for bench, plan in (("step.greedy", GREEDY), ("step.sampled", SAMPLED)):
-        run = partial(decode.run, rows, plan)
-        value = time_steps(run) * 1e3
-        trace = record(run)
+    for bench, plan in STEPS:
+        value = time_steps(partial(decode.run, rows, plan)) * 1e3
         print(
             f"{geometry} {bench} batch {batch}: {value:.2f} ms, floor {floor_ms:.2f} ms "
-            f"({floor_ms / value:.1%}), {len(trace.kernels)} kernels by {len(trace.calls)} "
-            f"launches ({count_calls(trace)}){experts}",
+            f"({floor_ms / value:.1%}){experts}",
             flush=True,
         )
-        profile.add(f"{geometry} {bench} batch {batch}: {value:.2f} ms", trace)
-        counts = {"kernels_per_step": len(trace.kernels), "launches_per_step": len(trace.calls)}
-        yield from count_rows(bench, geometry, step_model.context, batch, counts)
         yield ResultRow(
             bench=bench,
             geometry=geometry,
@@ -161,6 +161,28 @@ def measure_decode(
             unit="ms",
             floor=floor_ms,
         )
+
+
+def trace_decode(
+    geometry: str, step_model: StepModel, batches: list[int], profile: Path | None
+) -> Iterator[ResultRow]:
+    """Kernels and launches of one step at each batch size, and where its time goes."""
+    decode = step_model.steps.decode
+    steps = [(bench, plan, batch) for batch in batches for bench, plan in STEPS]
+    traces = record_each(
+        [partial(decode.run, step_model.decode_rows(batch), plan) for _, plan, batch in steps]
+    )
+    for (bench, _, batch), trace in zip(steps, traces, strict=True):
+        title = (
+            f"{geometry} {bench} batch {batch}: {len(trace.kernels)} kernels by "
+            f"{len(trace.calls)} launches ({count_calls(trace)})"
+        )
+        print(title, flush=True)
+        if profile is not None:
+            with profile.open("a") as file:
+                file.write(f"{title}\n{kernel_table(trace.kernels)}\n")
+        counts = {"kernels_per_step": len(trace.kernels), "launches_per_step": len(trace.calls)}
+        yield from count_rows(bench, geometry, step_model.context, batch, counts)
 
 
 def count_rows(
@@ -187,35 +209,11 @@ def count_calls(trace: DeviceTrace) -> str:
     return ", ".join(f"{count} {name}" for name, count in names.items())
 
 
-class Profile:
-    """A file of kernel tables, written as they come; nothing without a path."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("")
-
-    def add(self, title: str, trace: DeviceTrace) -> None:
-        """One more table."""
-        if self._path is not None:
-            with self._path.open("a") as file:
-                file.write(f"{title}\n{kernel_table(trace.kernels)}\n")
-
-
-def forget_peak() -> int:
-    """Begin to note the most memory in use; the bytes that are free on the device now."""
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    return torch.cuda.mem_get_info()[0]
-
-
 def print_memory(geometry: str, plan: MemoryPlan, free_bytes: int) -> None:
-    """The most that was in use since `forget_peak`, beside the plan.
+    """The most that this process ever used, beside the plan.
 
-    Of the device: all that this process took from it, graphs and loaded code too; what was freed
-    to the allocator counts, as it stays there.
+    Of the device: all that this process took from it, graphs and loaded code too, now; what was
+    freed to the allocator counts, as it stays there.
     """
     held, live = torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()
     taken = free_bytes - torch.cuda.mem_get_info()[0]

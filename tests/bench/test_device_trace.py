@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from bench.device_trace import DeviceTrace, busy_us, idle_shares, kernel_table, parse_trace
+from bench.device_trace import (
+    MARK,
+    MARK_CATEGORY,
+    DeviceTrace,
+    TraceError,
+    busy_us,
+    idle_shares,
+    kernel_table,
+    parse_trace,
+    record_each,
+)
 
 
 def event(category: str, name: str, start: float, end: float, correlation: int) -> dict[str, Any]:
@@ -36,6 +46,9 @@ def steps_trace() -> DeviceTrace:
             event("kernel", "first", at, at + 40, graph),
         ]
     events.append(event("kernel", "stray", 92.0, 93.0, 99))
+    events += [
+        event(MARK_CATEGORY, f"{MARK}{n}", 200.0 * n - 90, 200.0 * n - 20, 0) for n in (1, 0)
+    ]
     return parse_trace(json.dumps({"traceEvents": events}))
 
 
@@ -46,6 +59,24 @@ def test_steps_are_the_kernels_of_a_graph_launch() -> None:
     assert len(trace.calls) == 8 and len(trace.kernels) == 9 and len(trace.copies) == 4
 
 
+def test_a_mark_has_what_was_launched_in_it() -> None:
+    """S7: by the time of the call, not of the kernel, which may run later."""
+    trace = steps_trace()
+    parts = [trace.launched_in(mark) for mark in trace.marks]
+    assert [[k.start_us for k in part.kernels] for part in parts] == [[0, 50], [200, 250]]
+    assert [[c.start_us for c in part.copies] for part in parts] == [[-4], [196]]
+    assert [len(part.calls) for part in parts] == [2, 2]
+
+
+def test_each_run_is_recorded_once() -> None:
+    """S7: as torch writes it; without a GPU there is nothing in it but the marks."""
+    runs: list[int] = []
+    traces = record_each([lambda: runs.append(1), lambda: runs.append(2)])
+    assert runs == [1, 1, 2]
+    assert [trace.marks[0].name for trace in traces] == [f"{MARK}1", f"{MARK}2"]
+    assert all(not trace.kernels for trace in traces)
+
+
 def test_idle_shares() -> None:
     """S7: of three whole steps: 20 of 100 us without a kernel, 10 of them between steps."""
     shares = idle_shares(steps_trace(), num_dropped=0)
@@ -53,7 +84,7 @@ def test_idle_shares() -> None:
     assert shares.between == pytest.approx(0.1)
     assert shares.no_kernel == pytest.approx((60 - 1) / 300)
     assert shares.no_work == pytest.approx((60 - 1 - 6) / 300)
-    with pytest.raises(ValueError, match="two whole steps"):
+    with pytest.raises(TraceError, match="two whole steps"):
         idle_shares(steps_trace(), num_dropped=2)
 
 
