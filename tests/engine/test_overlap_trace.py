@@ -64,7 +64,7 @@ class Setting:
 
 
 SETTINGS = [
-    pytest.param(Setting("cpu", "off", "qwen3_5_text", 240), id="cpu"),
+    pytest.param(Setting("cpu", "off", "qwen3_5_text", 120), id="cpu"),
     *(
         pytest.param(
             Setting("cuda", compile_blocks, family, 500),
@@ -221,8 +221,9 @@ def check_ends(
         assert (end.token_ids, end.finish_reason, end.stop_reason) == expected
         if request.ending in stops and end.finish_reason == "stop":
             stops[request.ending].add(len(end.token_ids))
-    positions = set(range(1, NUM_OUTPUT + 1))
-    assert stops["stop id"] == stops["stop string"] == positions
+    # With the last token a request ends anyway.
+    positions = set(range(1, NUM_OUTPUT))
+    assert positions <= stops["stop id"] and positions <= stops["stop string"]
     assert len(stops["eos"]) >= NUM_OUTPUT // 3
 
 
