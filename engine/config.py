@@ -49,7 +49,7 @@ class EngineConfig:
     )
     compile: str = option(
         "auto",
-        "compile the decoder blocks; off starts at once and runs slower; auto is on for the CPU",
+        "compile the decoder blocks; off starts sooner and runs slower; auto is on",
         group="machine",
         choices=("auto", "on", "off"),
     )

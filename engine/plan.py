@@ -102,9 +102,7 @@ def make_plan(
     settings = StepSettings(
         dtype=DTYPES[choose_dtype(config.dtype, model, is_cuda)],
         is_cuda=is_cuda,
-        # On CUDA, compiling takes longer than a start may (see CHANGELOG); graphs are captured of
-        # the kernels as they are.
-        is_compiled=choose_switch(config.compile, auto=not is_cuda),
+        is_compiled=choose_switch(config.compile, auto=True),
         is_captured=choose_capture(config.cuda_graphs, is_cuda, attention_backend),
     )
     default_tokens = DEFAULT_PREFILL_TOKENS_CUDA if is_cuda else DEFAULT_PREFILL_TOKENS_CPU
@@ -114,8 +112,6 @@ def make_plan(
         max_prefill_tokens=config.max_prefill_tokens or default_tokens,
         max_model_len=wanted_len,
         page_size=config.page_size,
-        # A prefill computes the logits of all its rows at once where prompts are scored.
-        max_scored_rows=config.max_prefill_tokens or default_tokens,
     )
     fixed = fixed_bytes(model, steps, settings, num_weights=num_weights, draft=draft)
     memory = divide_memory(config, model, facts, settings, fixed, wanted_len, draft)

@@ -34,13 +34,12 @@ CUDA_RESERVE_BYTES = 2**30
 
 @dataclass(frozen=True)
 class StepLimits:
-    """What the plan allows. `max_scored_rows`: prompt rows of one prefill that want logits."""
+    """What the plan allows."""
 
     max_running_requests: int
     max_prefill_tokens: int
     max_model_len: int
     page_size: int
-    max_scored_rows: int
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def prefill_shape(limits: StepLimits) -> StepShape:
     most = max(limits.max_prefill_tokens, MIN_CUDA_PREFILL_ROWS)
     num_rows = -(-most // CHUNK_ROWS) * CHUNK_ROWS
     num_requests = min(limits.max_running_requests, num_rows)
-    num_logit_rows = num_requests + min(SCORED_ROWS_AT_ONCE, limits.max_scored_rows)
+    num_logit_rows = num_requests + min(SCORED_ROWS_AT_ONCE, limits.max_prefill_tokens)
     return StepShape(Kind.PREFILL, num_rows, num_requests, num_logit_rows, limits.max_model_len)
 
 
@@ -119,7 +118,7 @@ def sampling_bytes(
     num_sampled = limits.max_running_requests * draft.rows_per_request
     row = (4 * config.hidden_size + config.vocab_size) * settings.dtype.itemsize
     sampler = sampled_bytes(config, num_sampled, settings)
-    num_scored = min(SCORED_ROWS_AT_ONCE, limits.max_scored_rows)
+    num_scored = min(SCORED_ROWS_AT_ONCE, limits.max_prefill_tokens)
     scorer = scorer_bytes(num_scored, config.vocab_size)
     return (num_sampled + num_scored) * row + max(sampler, scorer)
 

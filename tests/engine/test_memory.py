@@ -33,7 +33,6 @@ LIMITS = StepLimits(
     max_prefill_tokens=8192,
     max_model_len=32768,
     page_size=64,
-    max_scored_rows=64,
 )
 CUDA = StepSettings(torch.bfloat16, is_cuda=True, is_compiled=True, is_captured=True)
 SMALL = FixedBytes(
@@ -143,7 +142,6 @@ def test_fixed_parts_only_grow(name: str) -> None:
         "max_running_requests": range(1, 300, 3),
         "max_prefill_tokens": range(64, 1024, 16),
         "max_model_len": range(64, 65536, 4096),
-        "max_scored_rows": range(0, 512, 64),
     }
     for field, values in ranges.items():
         series = [parts(**{field: value}) for value in values]
@@ -158,8 +156,8 @@ def test_parts_of_other_devices() -> None:
     cpu = StepSettings(torch.float32, is_cuda=False, is_compiled=True, is_captured=False)
     fixed = fixed_bytes(model, replace(LIMITS, max_prefill_tokens=512), cpu, num_weights=12)
     assert (fixed.weights, fixed.graphs, fixed.reserve, fixed.drafts) == (48, 0, 0, 0)
-    # 64 + 64 rows of logits and 4 hidden, 81 bytes a logit of 64 rows
-    assert fixed.sampling == 128 * (8192 + 4 * 256) * 4 + 64 * 8192 * 81
+    # 64 + 64 rows of logits and 4 hidden, 74 bytes a logit of 64 rows
+    assert fixed.sampling == 128 * (8192 + 4 * 256) * 4 + 64 * 8192 * 74
 
 
 def test_the_embedded_model_gets_all_its_pages() -> None:

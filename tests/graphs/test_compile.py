@@ -6,10 +6,16 @@ import random
 from pathlib import Path
 
 import torch
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.utils import counters
 
 from engine import LLM, SamplingParams
+from engine.model_config import load_model_config
+from engine.models.hybrid import forward_block
 from tests.oracle.tiny_models import MOE_CASES, build_oracle, greedy_tokens
+
+# Decode alone, decode together, prefill.
+NUM_SHAPES = 3
 
 
 def test_compiled_tokens_equal_the_oracle_without_recompiling(tmp_path: Path) -> None:
@@ -20,12 +26,16 @@ def test_compiled_tokens_equal_the_oracle_without_recompiling(tmp_path: Path) ->
     rng = random.Random(0)
     prompts = [[rng.randrange(case.vocab) for _ in range(n)] for n in (1, 3, 30, 70, 100)]
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    config = load_model_config(tmp_path)
+    block_kinds = set(zip(config.layer_kinds, config.is_moe, strict=True))
     torch._dynamo.reset()
     with LLM(
         str(tmp_path), device="cpu", max_running_requests=5, max_prefill_tokens=48, page_size=8
     ) as llm:
         num_graphs = counters["stats"]["unique_graphs"]
         assert num_graphs > 0, "nothing was compiled"
+        num_compilations = len(_debug_get_cache_entry_list(forward_block.__code__))
+        assert num_compilations == NUM_SHAPES * len(block_kinds)
         outputs = [llm.generate(prompts[2], params)[0], *llm.generate(prompts, params)]
         sampled = SamplingParams(temperature=1.0, max_tokens=4, top_p=0.9, ignore_eos=True)
         for size in (1, 2, 5):
