@@ -69,6 +69,7 @@ class PlanCase:
     prompt_len: int
     max_prefill_tokens: int
     prompt_logprobs: int | None = None
+    compile: str = "off"
 
     @property
     def config(self) -> EngineConfig:
@@ -78,7 +79,7 @@ class PlanCase:
             load_format="dummy",
             device=self.device,
             dtype="bfloat16" if self.device == "cuda" else "float32",
-            compile="off",
+            compile=self.compile,
             max_model_len=max_model_len,
             max_kv_tokens=self.num_requests * -(-max_model_len // 64) * 64,
             max_running_requests=self.num_requests,
@@ -106,6 +107,7 @@ CASES = [
         pytest.param(case, id=name, marks=pytest.mark.gpu)
         for name, case in (
             ("dense", ON_CUDA),
+            ("dense-compiled", replace(ON_CUDA, compile="on")),
             ("dense-scored", replace(ON_CUDA, prompt_logprobs=20)),
             ("dense-long", replace(ON_CUDA, num_requests=4, prompt_len=16_352)),
             ("moe", replace(ON_CUDA, geometry=MOE, num_requests=16)),
