@@ -21,10 +21,10 @@ FP32_BYTES = 4
 INT32_BYTES = 4
 INDEX_BYTES = 8
 MIN_TILE_ROWS = 16
-# Live bytes per logit in `engine.sampler.sample` with every option in use: 57 of tensors while a
-# whole vocabulary is ranked (20 scores and noise, the rest 64-bit keys, their sorted twin and its
+# Live bytes per logit in `engine.sampler.sample` with every option in use: 50 of tensors while a
+# whole vocabulary is ranked (12 scores and noise, the rest 64-bit keys, their sorted twin and its
 # indices), and three 64-bit words for what the sort works in.
-SAMPLER_BYTES_PER_LOGIT = 81
+SAMPLER_BYTES_PER_LOGIT = 74
 # While eager noise is made: its generator has many 64-bit words.
 EAGER_SAMPLER_BYTES_PER_LOGIT = 93
 # `engine.sampler.score_tokens`: 25 of tensors, and the top-k's.

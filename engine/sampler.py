@@ -16,12 +16,9 @@ import torch
 from torch import Tensor
 
 from engine.request import MAX_TOP_LOGPROBS, SamplingParams
-from engine.sampling_rows import RowParams, SamplingTable
+from engine.sampling_rows import SamplingTable
 from graphs.kernels.kernel_set import TORCH_SAMPLE, SampleKernels
-from graphs.kernels.sample.reference import gumbel_noise, keep_mask, rank_tokens
-
-# Up to this top_k only the best tokens are ranked, not the vocabulary.
-SMALL_TOP_K = 64
+from graphs.kernels.sample.reference import SMALL_TOP_K, rank_tokens
 
 
 @dataclass(frozen=True)
@@ -41,6 +38,11 @@ class SamplingPlan:
     has_truncation: bool
     is_top_k_small: bool
     num_top_logprobs: int | None
+
+    @property
+    def has_adjustments(self) -> bool:
+        """Whether some row's logits change before a token is chosen."""
+        return self.has_penalties or self.has_bias or self.has_min_tokens
 
 
 class TokenScores(NamedTuple):
@@ -112,21 +114,35 @@ def sample(
     `table`. positions: [R] int64, output index of the token to choose, 0 for the first. A row
     depends on nothing but its own logits, slot and position.
     """
-    raw = logits.float()
-    rows = table.gather(slots)
-    adjusted = _adjust_logits(raw, table, rows, slots, positions, plan)
-    peaks = adjusted.amax(-1, keepdim=True)
-    # No adjustment turns NaN or +inf into a number, and amax hands NaN on.
-    is_bad = ~torch.isfinite(peaks[:, 0])
-    if plan.is_all_greedy:
-        token_ids = adjusted.argmax(-1)
+    if plan.is_all_greedy and not plan.has_adjustments:
+        token_ids, is_bad = kernels.argmax(logits)
     else:
-        scaled = (adjusted - peaks) / rows.temperature[:, None]
-        token_ids = _draw(scaled, table.token_ids, rows, positions, plan, kernels)
-    token_ids = torch.where(is_bad, 0, token_ids)
+        rows = table.gather(slots)
+        scaled, is_bad = kernels.adjust_logits(
+            logits,
+            slots,
+            positions,
+            rows,
+            table.adjustments(),
+            has_penalties=plan.has_penalties,
+            has_bias=plan.has_bias,
+            has_min_tokens=plan.has_min_tokens,
+        )
+        if plan.is_all_greedy:
+            token_ids = scaled.argmax(-1)
+        else:
+            token_ids = kernels.draw_tokens(
+                scaled,
+                table.token_ids,
+                positions,
+                rows,
+                has_truncation=plan.has_truncation,
+                is_top_k_small=plan.is_top_k_small,
+            )
+        token_ids = torch.where(is_bad, 0, token_ids)
     if plan.num_top_logprobs is None:
         return Sampled(token_ids, is_bad, None, None, None)
-    scores = score_tokens(raw, token_ids, plan.num_top_logprobs)
+    scores = score_tokens(logits, token_ids, plan.num_top_logprobs)
     return Sampled(token_ids, is_bad, *scores)
 
 
@@ -144,58 +160,3 @@ def score_tokens(logits: Tensor, targets: Tensor, num_top: int) -> TokenScores:
         return TokenScores(logprobs, None, None)
     top_ids, top_logits = rank_tokens(raw, min(num_top, raw.shape[-1]))
     return TokenScores(logprobs, top_ids, top_logits - peaks - log_sums)
-
-
-def _adjust_logits(
-    raw: Tensor,
-    table: SamplingTable,
-    rows: RowParams,
-    slots: Tensor,
-    positions: Tensor,
-    plan: SamplingPlan,
-) -> Tensor:
-    """Penalties, then logit bias, then the min_tokens mask; neutral rows keep their bits."""
-    logits = raw
-    if plan.has_penalties:
-        counts = table.output_counts[slots]
-        is_seen = table.in_prompt[slots] | (counts > 0)
-        repetition = rows.repetition_penalty[:, None]
-        repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
-        logits = torch.where(is_seen, repeated, logits)
-        logits = logits - rows.frequency_penalty[:, None] * counts
-        logits = logits - rows.presence_penalty[:, None] * (counts > 0)
-    if plan.has_bias:
-        logits = logits.scatter_add(1, table.bias_ids[slots], table.bias_values[slots])
-    if plan.has_min_tokens:
-        masked_ids = table.masked_ids[slots]
-        is_masked = (masked_ids >= 0) & (positions < rows.min_tokens)[:, None]
-        offsets = torch.where(is_masked, -torch.inf, 0.0)
-        logits = logits.scatter_add(1, masked_ids.clamp(min=0), offsets)
-    return logits
-
-
-def _draw(
-    scaled: Tensor,
-    token_ids: Tensor,
-    rows: RowParams,
-    positions: Tensor,
-    plan: SamplingPlan,
-    kernels: SampleKernels,
-) -> Tensor:
-    """Gumbel-max over the tokens that stay; greedy rows get no noise. Ties: lowest id."""
-    vocab_size = scaled.shape[-1]
-    if plan.has_truncation and plan.is_top_k_small:
-        token_ids, ranked = rank_tokens(scaled, min(SMALL_TOP_K, vocab_size))
-        is_kept = keep_mask(ranked, rows.top_k, rows.top_p, rows.min_p)
-        scaled = torch.where(is_kept, ranked, -torch.inf)
-        noise = gumbel_noise(rows.seed, positions, token_ids)
-    else:
-        noise = kernels.make_noise(rows.seed, positions, token_ids)
-        if plan.has_truncation:
-            drawn: Tensor = kernels.draw_tokens(
-                scaled, noise, rows.is_greedy, rows.top_k, rows.top_p, rows.min_p
-            )
-            return drawn
-    noisy = scaled + torch.where(rows.is_greedy[:, None], 0.0, noise)
-    is_best = noisy == noisy.amax(-1, keepdim=True)
-    return torch.where(is_best, token_ids, vocab_size).amin(-1)

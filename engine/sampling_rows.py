@@ -7,13 +7,13 @@ life cycles; writes are ordered by the current stream like any other tensor writ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.request import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams
 from engine.transfer import upload
+from graphs.kernels.sample.rows import RowParams, SlotAdjustments
 
 PADDING_SLOT = 0
 MAX_EOS_TOKEN_IDS = 16
@@ -24,25 +24,6 @@ _MAX_MASKED_IDS = MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS
 _NO_TOKEN = -1
 # Logits divided by less would overflow float32.
 _MIN_REPETITION_PENALTY = 1e-6
-
-
-class RowParams(NamedTuple):
-    """The numbers of R rows, each [R].
-
-    float32: temperature (1 in greedy rows), top_p, min_p and the penalties. int64: top_k (the
-    vocabulary size is off), seed (64 bits, wrapped to int64) and min_tokens. bool: is_greedy.
-    """
-
-    temperature: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    presence_penalty: Tensor
-    frequency_penalty: Tensor
-    repetition_penalty: Tensor
-    top_k: Tensor
-    seed: Tensor
-    min_tokens: Tensor
-    is_greedy: Tensor
 
 
 class SamplingTable:
@@ -135,8 +116,10 @@ class SamplingTable:
 
     def gather(self, slots: Tensor) -> RowParams:
         """The parameters of the rows whose requests own `slots` [R]."""
-        temperature, top_p, min_p, presence, frequency, repetition = self.floats[slots].unbind(1)
-        top_k, seed, min_tokens = self.ints[slots].unbind(1)
+        # Each number of all rows in one piece, for the kernels that read it.
+        floats = self.floats.t().index_select(1, slots)
+        temperature, top_p, min_p, presence, frequency, repetition = floats.unbind(0)
+        top_k, seed, min_tokens = self.ints.t().index_select(1, slots).unbind(0)
         is_greedy = temperature == 0.0
         return RowParams(
             temperature=torch.where(is_greedy, 1.0, temperature),
@@ -149,6 +132,16 @@ class SamplingTable:
             seed=seed,
             min_tokens=min_tokens,
             is_greedy=is_greedy,
+        )
+
+    def adjustments(self) -> SlotAdjustments:
+        """What rows look up by slot."""
+        return SlotAdjustments(
+            bias_ids=self.bias_ids,
+            bias_values=self.bias_values,
+            masked_ids=self.masked_ids,
+            output_counts=self.output_counts,
+            in_prompt=self.in_prompt,
         )
 
     def _set_bias(self, slot: int, params: SamplingParams) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -79,19 +80,25 @@ TRITON_ATTENTION = AttentionKernels(
 
 @dataclass(frozen=True)
 class SampleKernels:
-    """What choosing tokens takes besides arithmetic on rows.
+    """One implementation of choosing tokens."""
 
-    `make_noise` is the reference's, perhaps compiled: over a whole vocabulary it is most of the
-    work of a row that is not truncated.
-    """
-
-    make_noise: Callable[[Tensor, Tensor, Tensor], Tensor]
+    argmax: Callable[[Tensor], tuple[Tensor, Tensor]]
+    adjust_logits: Callable[..., tuple[Tensor, Tensor]]
     draw_tokens: Callable[..., Tensor]
 
 
-TORCH_SAMPLE = SampleKernels(
-    make_noise=sample_reference.gumbel_noise, draw_tokens=sample_reference.draw_tokens
-)
+def torch_sample(make_noise: sample_reference.NoiseFunction) -> SampleKernels:
+    """The reference with `gumbel_noise` as it is, or compiled."""
+    return SampleKernels(
+        argmax=sample_reference.argmax,
+        adjust_logits=sample_reference.adjust_logits,
+        draw_tokens=partial(sample_reference.draw_tokens, make_noise=make_noise),
+    )
+
+
+TORCH_SAMPLE = torch_sample(sample_reference.gumbel_noise)
 TRITON_SAMPLE = SampleKernels(
-    make_noise=sample_reference.gumbel_noise, draw_tokens=sample_ops.draw_tokens
+    argmax=sample_ops.argmax,
+    adjust_logits=sample_ops.adjust_logits,
+    draw_tokens=sample_ops.draw_tokens,
 )

@@ -40,6 +40,7 @@ from graphs.kernels.kernel_set import (
     TRITON_KERNELS,
     AttentionKernels,
     KernelSet,
+    torch_sample,
 )
 from graphs.kernels.linear import ops as linear_ops
 from graphs.kernels.moe import experts, routing
@@ -261,7 +262,7 @@ def test_sampling_holds_no_more_than_planned(is_compiled: bool) -> None:
     noise = torch.zeros(num_rows, vocab_size)
     kernels = TORCH_SAMPLE
     if is_compiled:
-        kernels = replace(TORCH_SAMPLE, make_noise=lambda *_: noise.clone())
+        kernels = torch_sample(lambda *_: noise.clone())
     tensors = [value for value in vars(table).values() if isinstance(value, Tensor)]
     with LiveBytes([logits, slots, noise, *tensors]) as live:
         sample(logits, table, slots, slots, EVERYTHING, kernels)

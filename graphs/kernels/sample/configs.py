@@ -10,6 +10,8 @@ MIN_BLOCK, MAX_BLOCK = 64, 2048
 MIN_SPLIT_BLOCKS, MAX_SPLITS = 2, 31
 ELEMENTS_PER_THREAD = 4  # a load of 16 bytes; twice as many spill registers
 NUM_STAGES = 3
+ARGMAX_PROGRAMS = 2048  # two waves of programs of 256 threads
+ARGMAX_ELEMENTS_PER_THREAD = 8  # of bf16 a load of 16 bytes
 # On the whole GPU, before rows go on alone: of nuclei of 0.95 one in 20 rejects the first draw,
 # and one in 800 the second too.
 NUM_ROUNDS = 3
@@ -36,3 +38,22 @@ def draw_config(vocab_size: int) -> DrawConfig:
     split = block * max(MIN_SPLIT_BLOCKS, triton.cdiv(num_blocks, MAX_SPLITS))
     num_warps = max(1, block // (32 * ELEMENTS_PER_THREAD))
     return DrawConfig(block, split, triton.cdiv(vocab_size, split), num_warps, NUM_STAGES)
+
+
+@dataclass(frozen=True)
+class ArgmaxConfig:
+    """block: tokens that a program looks at together; split: tokens of a program."""
+
+    block: int
+    split: int
+    num_splits: int
+    num_warps: int
+
+
+def argmax_config(num_rows: int, vocab_size: int) -> ArgmaxConfig:
+    """As few splits as still fill the GPU: one row is spread over all of it."""
+    block = min(MAX_BLOCK, max(MIN_BLOCK, triton.next_power_of_2(vocab_size)))
+    num_blocks = triton.cdiv(vocab_size, block)
+    split = block * triton.cdiv(num_blocks, triton.cdiv(ARGMAX_PROGRAMS, num_rows))
+    num_warps = max(1, block // (32 * ARGMAX_ELEMENTS_PER_THREAD))
+    return ArgmaxConfig(block, split, triton.cdiv(vocab_size, split), num_warps)

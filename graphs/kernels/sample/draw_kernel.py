@@ -21,7 +21,8 @@ MAX_DRAWS = tl.constexpr(12)
 @triton.jit
 def draw_rows_kernel(
     scaled_ptr,
-    noise_ptr,
+    seed_ptr,
+    position_ptr,
     is_greedy_ptr,
     top_k_ptr,
     top_p_ptr,
@@ -42,7 +43,8 @@ def draw_rows_kernel(
     NEVER: tl.constexpr = PADDING_MAGNITUDE << ID_BITS
     i_row = tl.program_id(0)
     p_scaled = scaled_ptr + i_row.to(tl.int64) * VOCAB
-    p_noise = noise_ptr + i_row.to(tl.int64) * VOCAB
+    seed = tl.load(seed_ptr + i_row)
+    position = tl.load(position_ptr + i_row)
     is_greedy = tl.load(is_greedy_ptr + i_row).to(tl.int32)
     top_k = tl.load(top_k_ptr + i_row)
     top_p = tl.load(top_p_ptr + i_row)
@@ -50,7 +52,19 @@ def draw_rows_kernel(
         end = find_top_k_end(p_scaled, top_k.to(tl.int32), VOCAB, ID_BITS, BLOCK, STAGES)
         end_draw = tl.minimum(end, min_p_end(tl.load(log_min_p_ptr + i_row), ID_BITS))
         mass, _, drawn = scan(
-            p_scaled, p_noise, is_greedy, 0, VOCAB, end, end_draw, VOCAB, ID_BITS, BLOCK, STAGES
+            p_scaled,
+            seed,
+            position,
+            is_greedy,
+            0,
+            VOCAB,
+            end,
+            end_draw,
+            VOCAB,
+            ID_BITS,
+            BLOCK,
+            STAGES,
+            False,
         )
         wanted = wanted_mass(top_p, mass)
         rejected = tl.full([], NEVER, tl.int64)
@@ -75,7 +89,19 @@ def draw_rows_kernel(
     while (mass >= wanted) & (num_draws < MAX_DRAWS):
         # Looking at what is before a draw also makes the next one, should this be rejected.
         mass, _, before = scan(
-            p_scaled, p_noise, is_greedy, 0, VOCAB, drawn, drawn, VOCAB, ID_BITS, BLOCK, STAGES
+            p_scaled,
+            seed,
+            position,
+            is_greedy,
+            0,
+            VOCAB,
+            drawn,
+            drawn,
+            VOCAB,
+            ID_BITS,
+            BLOCK,
+            STAGES,
+            False,
         )
         rejected = tl.where(mass >= wanted, drawn, rejected)
         drawn = tl.where(mass >= wanted, before, drawn)
@@ -85,7 +111,19 @@ def draw_rows_kernel(
         last = bisect_places(p_scaled, low, rejected, wanted, True, VOCAB, ID_BITS, BLOCK, STAGES)
         end = last + 1
         _, _, drawn = scan(
-            p_scaled, p_noise, is_greedy, 0, VOCAB, end, end, VOCAB, ID_BITS, BLOCK, STAGES
+            p_scaled,
+            seed,
+            position,
+            is_greedy,
+            0,
+            VOCAB,
+            end,
+            end,
+            VOCAB,
+            ID_BITS,
+            BLOCK,
+            STAGES,
+            False,
         )
     # Only a row without a best token of score 0 may have no draw.
     i_token = tl.where(drawn < NEVER, drawn & ((1 << ID_BITS) - 1), 0)

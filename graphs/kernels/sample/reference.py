@@ -8,9 +8,16 @@ Everything has static shapes and reads nothing back to the host.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from graphs.kernels.sample.rows import RowParams, SlotAdjustments
+
+NoiseFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
+# Up to this top_k only the best tokens are ranked, not the vocabulary.
+SMALL_TOP_K = 64
 _MASK32 = 0xFFFFFFFF
 _HALF32 = 1 << 31
 _MULTIPLIER_A = 0xD2511F53
@@ -126,19 +133,90 @@ def keep_mask(ranked: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Te
     return (ranks < top_k[:, None]) & is_nucleus & is_likely
 
 
-def draw_tokens(
-    scaled: Tensor, noise: Tensor, is_greedy: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
-) -> Tensor:
-    """The token of each row with the largest scaled + noise among those kept, [R] int64.
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The best token of each row, [R] int64, of equal ones the lowest id; and which are bad, [R].
 
-    scaled, noise: [R, V] float32; scaled are logits less their row maximum over the temperature,
-    -inf for what may never be drawn. is_greedy: [R] bool, rows that get no noise. top_k, top_p,
-    min_p: [R], see `keep_mask`. Equal noisy scores: the lowest id.
+    logits: [R, V], any float dtype. A row with NaN or +inf, or with nothing else than -inf, is bad,
+    its token 0.
+    """
+    raw = logits.float()
+    token_ids = raw.argmax(-1)
+    is_bad = ~torch.isfinite(raw.amax(-1))
+    return torch.where(is_bad, 0, token_ids), is_bad
+
+
+def adjust_logits(
+    logits: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    rows: RowParams,
+    tables: SlotAdjustments,
+    *,
+    has_penalties: bool,
+    has_bias: bool,
+    has_min_tokens: bool,
+) -> tuple[Tensor, Tensor]:
+    """Scores to draw by, [R, V] float32, at most 0: logits less their row maximum over temperature.
+
+    Before that come penalties, then logit bias, then the min_tokens mask, of those that `has_*`
+    names; neutral rows keep their bits. logits: [R, V], any float dtype. slots, positions: [R]
+    int64. The second result, [R] bool, says which rows are bad, as `argmax` does; their scores
+    mean nothing.
+    """
+    adjusted = logits.float()
+    if has_penalties:
+        counts = tables.output_counts[slots]
+        is_seen = tables.in_prompt[slots] | (counts > 0)
+        repetition = rows.repetition_penalty[:, None]
+        repeated = torch.where(adjusted > 0, adjusted / repetition, adjusted * repetition)
+        adjusted = torch.where(is_seen, repeated, adjusted)
+        adjusted = adjusted - rows.frequency_penalty[:, None] * counts
+        adjusted = adjusted - rows.presence_penalty[:, None] * (counts > 0)
+    if has_bias:
+        adjusted = adjusted.scatter_add(1, tables.bias_ids[slots], tables.bias_values[slots])
+    if has_min_tokens:
+        masked_ids = tables.masked_ids[slots]
+        is_masked = (masked_ids >= 0) & (positions < rows.min_tokens)[:, None]
+        offsets = torch.where(is_masked, -torch.inf, 0.0)
+        adjusted = adjusted.scatter_add(1, masked_ids.clamp(min=0), offsets)
+    peaks = adjusted.amax(-1, keepdim=True)
+    # No adjustment turns NaN or +inf into a number, and amax hands NaN on.
+    is_bad = ~torch.isfinite(peaks[:, 0])
+    return (adjusted - peaks).div_(rows.temperature[:, None]), is_bad
+
+
+def draw_tokens(
+    scaled: Tensor,
+    token_ids: Tensor,
+    positions: Tensor,
+    rows: RowParams,
+    *,
+    has_truncation: bool,
+    is_top_k_small: bool,
+    make_noise: NoiseFunction = gumbel_noise,
+) -> Tensor:
+    """Gumbel-max over the tokens that stay, [R] int64; equal noisy scores: the lowest id.
+
+    scaled: [R, V] float32, see `adjust_logits`, -inf for what may never be drawn. token_ids: [1, V]
+    int64, every token. positions: [R] int64, which noise of the row's seed. Greedy rows get none.
+    has_truncation: some row uses top_k, top_p or min_p. is_top_k_small: every row that is not
+    greedy has a top_k in [1, SMALL_TOP_K]. make_noise: `gumbel_noise`, perhaps compiled: over a
+    whole vocabulary it is most of the work of a row that is not truncated.
     """
     vocab_size = scaled.shape[-1]
-    token_ids, ranked = rank_tokens(scaled, vocab_size)
-    is_kept = keep_mask(ranked, top_k, top_p, min_p)
-    noisy = ranked + torch.where(is_greedy[:, None], 0.0, noise.gather(1, token_ids))
-    noisy = torch.where(is_kept, noisy, -torch.inf)
+    if has_truncation and is_top_k_small:
+        token_ids, ranked = rank_tokens(scaled, min(SMALL_TOP_K, vocab_size))
+        noise = gumbel_noise(rows.seed, positions, token_ids)
+    elif has_truncation:
+        noise = make_noise(rows.seed, positions, token_ids)
+        token_ids, ranked = rank_tokens(scaled, vocab_size)
+        noise = noise.gather(1, token_ids)
+    else:
+        noise = make_noise(rows.seed, positions, token_ids)
+        ranked = scaled
+    noisy = ranked + torch.where(rows.is_greedy[:, None], 0.0, noise)
+    if has_truncation:
+        is_kept = keep_mask(ranked, rows.top_k, rows.top_p, rows.min_p)
+        noisy = torch.where(is_kept, noisy, -torch.inf)
     is_best = noisy == noisy.amax(-1, keepdim=True)
     return torch.where(is_best, token_ids, vocab_size).amin(-1)

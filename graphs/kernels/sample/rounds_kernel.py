@@ -97,7 +97,8 @@ def follow_rounds(
 @triton.jit
 def scan_splits_kernel(
     scaled_ptr,
-    noise_ptr,
+    seed_ptr,
+    position_ptr,
     is_greedy_ptr,
     top_k_ptr,
     top_p_ptr,
@@ -146,7 +147,8 @@ def scan_splits_kernel(
     if is_needed:
         mass, best, drawn = scan(
             scaled_ptr + o_row,
-            noise_ptr + o_row,
+            tl.load(seed_ptr + i_row),
+            tl.load(position_ptr + i_row),
             tl.load(is_greedy_ptr + i_row).to(tl.int32),
             i_split * SPLIT,
             tl.minimum((i_split + 1) * SPLIT, VOCAB),
@@ -155,7 +157,8 @@ def scan_splits_kernel(
             VOCAB,
             ID_BITS,
             BLOCK,
-            1,
+            3 if ROUND == 0 else 1,
+            ROUND == 0,
         )
         o_split = (i_row * NUM_ROUNDS + ROUND) * NUM_SPLITS + i_split
         tl.store(mass_ptr + o_split, mass)

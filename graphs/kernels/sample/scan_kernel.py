@@ -10,10 +10,11 @@ changes any of them.
 import triton
 import triton.language as tl
 
+from graphs.kernels.sample.noise_kernel import gumbel_noise
+
 MAGNITUDE_MASK = tl.constexpr(0x7FFFFFFF)
 PADDING_MAGNITUDE = tl.constexpr(0x7F800001)  # right behind that of -inf
 MASS_SCALE = tl.constexpr(2.0**40)
-VECTOR = tl.constexpr(4)  # fp32 values of a 16-byte load
 
 
 @triton.jit
@@ -53,7 +54,8 @@ def choose_best(b_noisy, b_place, VOCAB: tl.constexpr, ID_BITS: tl.constexpr):
 @triton.jit
 def scan(
     p_scaled,
-    p_noise,
+    seed,
+    position,
     is_greedy,
     first,
     last,
@@ -63,17 +65,18 @@ def scan(
     ID_BITS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    IS_FIRST: tl.constexpr,
 ):
     """Token ids first .. last - 1: the mass before end_mass, and the draw before end_draw.
 
     The draw is the largest noisy score and its place, NEVER where no token is before end_draw.
+    IS_FIRST: most blocks have tokens before end_draw, so that none is looked at for that alone.
     """
     NEVER: tl.constexpr = PADDING_MAGNITUDE << ID_BITS
-    # Groups of VECTOR share the mask of the noise, so that its loads stay 16 bytes wide.
-    o_block = tl.arange(0, BLOCK // VECTOR)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
-    b_mass = tl.zeros([BLOCK // VECTOR, VECTOR], tl.int64)
-    b_best = tl.full([BLOCK // VECTOR, VECTOR], float("-inf"), tl.float32)
-    b_drawn = tl.full([BLOCK // VECTOR, VECTOR], NEVER, tl.int64)
+    o_block = tl.arange(0, BLOCK)
+    b_mass = tl.zeros([BLOCK], tl.int64)
+    b_best = tl.full([BLOCK], float("-inf"), tl.float32)
+    b_drawn = tl.full([BLOCK], NEVER, tl.int64)
     for start in tl.range(first, last, BLOCK, num_stages=STAGES):
         o_id = start + o_block
         b_scaled, b_magnitude = load_scores(p_scaled, o_id, VOCAB)
@@ -81,9 +84,12 @@ def scan(
         b_mass += tl.where(m_mass, mass_of(b_scaled), 0)
         b_distance = distance_from(end_draw, b_magnitude, o_id, ID_BITS)
         m_draw = b_distance < 0
-        m_noise = (tl.min(b_distance, 1, keep_dims=True) < 0) & (is_greedy == 0)
-        b_noise = tl.load(p_noise + o_id, mask=m_noise & (o_id < VOCAB), other=0.0)
-        b_noisy = b_scaled + b_noise
+        is_noisy = is_greedy == 0
+        if not IS_FIRST:
+            is_noisy = is_noisy & (tl.min(b_distance) < 0)
+        b_noisy = b_scaled
+        if is_noisy:
+            b_noisy = b_scaled + gumbel_noise(seed, position, o_id)
         b_noisy = tl.where(b_noisy == b_noisy, b_noisy, float("-inf"))
         m_better = m_draw & ((b_noisy > b_best) | (b_drawn == NEVER))
         b_best = tl.where(m_better, b_noisy, b_best)

@@ -1,7 +1,8 @@
 """Drawing tokens from truncated distributions, against the reference that ranks them all.
 
 The kernel's exp may be an ulp from torch's, which moves the end of a nucleus. Scores here are
-values on which both agree, found by running both: results must then be equal.
+values on which both agree, found by running both, and the noise is the kernel's own: results must
+then be equal.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from graphs.kernels.sample import reference
+from graphs.kernels.sample.configs import NUM_ROUNDS
+from graphs.kernels.sample.draw_kernel import MAX_DRAWS
 from graphs.kernels.sample.ops import draw_tokens
+from graphs.kernels.sample.rows import RowParams
+from tests.graphs.kernels.sample_cases import kernel_noise, neutral_rows
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
-SIZES = [1, 63, 65, pytest.param(500, marks=pytest.mark.sanitize), 3000]
+SIZES = [1, 63, 65, pytest.param(500, marks=pytest.mark.sanitize), 1100]
 QWEN_VOCAB_SIZE = 248320
 OFF = 2**30  # a top_k that no vocabulary reaches
 INFINITY = float("inf")
@@ -73,37 +78,53 @@ def random_scores(
     return scaled.scatter(1, best, 0.0)
 
 
-def random_noise(scaled: Tensor, seed: int = 0) -> Tensor:
-    seeds = seed + torch.arange(len(scaled), device=scaled.device)
-    token_ids = torch.arange(scaled.shape[1], device=scaled.device)[None]
-    return reference.gumbel_noise(seeds, torch.zeros_like(seeds), token_ids)
-
-
-def parameters(
-    truncations: Sequence[Truncation], vocab_size: int, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
+def rows_from(truncations: Sequence[Truncation], scaled: Tensor, seed: int = 0) -> RowParams:
+    """Rows of successive seeds."""
     top_k, top_p, min_p = zip(*truncations, strict=True)
-    limits = torch.tensor(top_k, device=device).clamp(max=vocab_size)
-    return limits, torch.tensor(top_p, device=device), torch.tensor(min_p, device=device)
+    vocab_size, device = scaled.shape[1], scaled.device
+    rows = neutral_rows(len(scaled), vocab_size, device)
+    return rows._replace(
+        top_k=torch.tensor(top_k, device=device).clamp(max=vocab_size),
+        top_p=torch.tensor(top_p, device=device),
+        min_p=torch.tensor(min_p, device=device),
+        seed=rows.seed + seed,
+    )
 
 
-def check_draws(
-    scaled: Tensor,
-    truncations: Sequence[Truncation],
-    noise: Tensor | None = None,
-    is_greedy: Tensor | None = None,
+def noise_of(rows: RowParams, positions: Tensor, vocab_size: int) -> Tensor:
+    token_ids = torch.arange(vocab_size, device=positions.device)[None]
+    return kernel_noise(rows.seed, positions, token_ids)
+
+
+def draw(scaled: Tensor, positions: Tensor, rows: RowParams, has_truncation: bool = True) -> Tensor:
+    token_ids = torch.arange(scaled.shape[1], device=scaled.device)[None]
+    return draw_tokens(
+        scaled, token_ids, positions, rows, has_truncation=has_truncation, is_top_k_small=False
+    )
+
+
+def check_rows(
+    scaled: Tensor, positions: Tensor, rows: RowParams, has_truncation: bool = True
 ) -> Tensor:
     """The op's tokens, which must be the reference's."""
-    if noise is None:
-        noise = random_noise(scaled)
-    if is_greedy is None:
-        is_greedy = torch.zeros(len(scaled), dtype=torch.bool, device=scaled.device)
-    limits = parameters(truncations, scaled.shape[1], scaled.device)
-    token_ids = draw_tokens(scaled, noise, is_greedy, *limits)
-    expected = reference.draw_tokens(scaled, noise, is_greedy, *limits)
-    assert token_ids.dtype == torch.int64
-    assert torch.equal(token_ids, expected)
-    return token_ids
+    drawn = draw(scaled, positions, rows, has_truncation)
+    expected = reference.draw_tokens(
+        scaled,
+        torch.arange(scaled.shape[1], device=scaled.device)[None],
+        positions,
+        rows,
+        has_truncation=has_truncation,
+        is_top_k_small=False,
+        make_noise=kernel_noise,
+    )
+    assert drawn.dtype == torch.int64
+    assert torch.equal(drawn, expected)
+    return drawn
+
+
+def check_draws(scaled: Tensor, truncations: Sequence[Truncation], seed: int = 0) -> Tensor:
+    rows = rows_from(truncations, scaled, seed)
+    return check_rows(scaled, rows.seed % 5, rows)
 
 
 @pytest.mark.parametrize("vocab_size", SIZES)
@@ -122,21 +143,48 @@ def test_equal_scores_rank_by_id(vocab_size: int, num_values: int, device: torch
     scaled[:, ::3] = 0.0
     scaled[:, 1::3] = -0.0
     check_draws(scaled, TRUNCATIONS)
-    check_draws(torch.zeros_like(scaled), TRUNCATIONS, noise=torch.zeros_like(scaled))
-    # The last token kept is drawn, so that no end may be off by one.
-    rising = torch.arange(vocab_size, device=device).expand(scaled.shape) - 300.0 * scaled
-    check_draws(scaled, TRUNCATIONS, noise=rising)
-    check_draws(torch.zeros_like(scaled), TRUNCATIONS, noise=rising)
+    check_draws(torch.zeros_like(scaled), TRUNCATIONS)
+
+
+def test_no_end_is_off_by_one(device: torch.device) -> None:
+    """E4: every seed draws from a few equal tokens. Oracle: the reference, and which are drawn."""
+    scaled = torch.full((20, 70), -90.0, device=device)
+    scaled[:, 5:70:13] = 0.0
+    for truncation, num_kept in (((4, 1.0, 0.0), 4), ((OFF, 0.5, 0.0), 3), ((4, 0.5, 0.0), 2)):
+        token_ids = check_draws(scaled, [truncation] * 20)
+        assert token_ids.unique().tolist() == [5 + 13 * rank for rank in range(num_kept)]
+
+
+@pytest.mark.parametrize("vocab_size", SIZES)
+def test_rows_without_truncation(vocab_size: int, device: torch.device) -> None:
+    """E4: one round and no more, sampled and greedy rows. Oracle: the reference."""
+    scaled = random_scores(7, vocab_size, 1.0, 50, device)
+    rows = rows_from([(OFF, 1.0, 0.0)] * 7, scaled)
+    rows = rows._replace(is_greedy=rows.seed % 3 == 1)
+    check_rows(scaled, rows.seed + 4, rows, has_truncation=False)
+
+
+def stubborn_seeds(vocab_size: int, device: torch.device) -> Tensor:
+    """The 2 of 20,000 seeds with most tokens whose noise is larger than that of all before them."""
+    seeds = torch.arange(20_000, device=device)
+    token_ids = torch.arange(vocab_size, device=device)[None]
+    noise = reference.gumbel_noise(seeds, torch.zeros_like(seeds), token_ids)
+    num_records = (noise == noise.cummax(1).values).sum(1)
+    most = num_records.topk(2)
+    assert most.values.min() > NUM_ROUNDS + MAX_DRAWS.value
+    return seeds[most.indices]
 
 
 def test_no_noise_can_make_it_draw_for_long(device: torch.device) -> None:
-    """E4: noise that undoes the order, so that each rejected draw takes one token away.
+    """E4: equal scores, and noise by which every draw rejected takes few tokens away.
 
     Oracle: the reference.
     """
-    scaled = random_scores(len(TRUNCATIONS), 300, 2.0, 5000, device)
-    check_draws(scaled, TRUNCATIONS, noise=-3.0 * scaled)
-    check_draws(scaled, TRUNCATIONS, noise=torch.zeros_like(scaled))
+    scaled = torch.zeros(2, 600, device=device)
+    for top_p in (1e-30, 1e-2):
+        rows = rows_from([(OFF, top_p, 0.0)] * 2, scaled)
+        rows = rows._replace(seed=stubborn_seeds(600, device))
+        check_rows(scaled, torch.zeros_like(rows.seed), rows)
 
 
 def test_top_tokens_in_one_lane(device: torch.device) -> None:
@@ -156,20 +204,20 @@ def test_one_token_dominates(device: torch.device) -> None:
 def test_masked_tokens_are_never_drawn(device: torch.device) -> None:
     """E4: Oracle: the reference; and no token that scores -inf, were its noise the largest."""
     scaled = random_scores(len(TRUNCATIONS), 500, 0.5, 5000, device)
-    is_masked = torch.rand(scaled.shape, generator=torch.Generator().manual_seed(3)) < 0.9
-    is_masked = is_masked.to(device) & (scaled < 0.0)
+    rows = rows_from(TRUNCATIONS, scaled)
+    positions = torch.zeros_like(rows.seed)
+    is_masked = (noise_of(rows, positions, 500) > 0.0) & (scaled < 0.0)
     scaled = scaled.masked_fill(is_masked, -INFINITY)
-    noise = random_noise(scaled) + torch.where(is_masked, 1000.0, 0.0)
-    token_ids = check_draws(scaled, TRUNCATIONS, noise=noise)
+    token_ids = check_rows(scaled, positions, rows)
     assert not is_masked.gather(1, token_ids[:, None]).any()
 
 
 def test_greedy_rows_get_no_noise(device: torch.device) -> None:
     """E4: greedy rows among others. Oracle: the reference, and the first of the best tokens."""
     scaled = random_scores(6, 500, 0.5, 40, device)
-    is_greedy = torch.arange(6, device=device) % 2 == 0
-    truncations = [(OFF, 1.0, 0.0), (7, 0.8, 0.0)] * 3
-    token_ids = check_draws(scaled, truncations, is_greedy=is_greedy)
+    rows = rows_from([(OFF, 1.0, 0.0), (7, 0.8, 0.0)] * 3, scaled)
+    rows = rows._replace(is_greedy=rows.seed % 2 == 0)
+    token_ids = check_rows(scaled, rows.seed, rows)
     assert torch.equal(token_ids[::2], scaled.argmax(-1)[::2])
 
 
@@ -177,35 +225,33 @@ def test_greedy_rows_get_no_noise(device: torch.device) -> None:
 def test_bad_rows_end_in_the_vocabulary(value: float, device: torch.device) -> None:
     """E4: what is no score changes no other row. Oracle: the range; the row beside it alone."""
     good = random_scores(len(TRUNCATIONS), 65, 1.0, 5000, device)
-    limits = parameters(TRUNCATIONS, 65, device)
-    is_greedy = torch.zeros(len(good), dtype=torch.bool, device=device)
-    for is_bad in (torch.ones_like(good, dtype=torch.bool), random_noise(good) > 1.0):
-        bad = good.masked_fill(is_bad, value)
-        token_ids = draw_tokens(bad, random_noise(bad), is_greedy, *limits)
+    rows = rows_from(TRUNCATIONS, good)
+    for is_bad in (torch.ones_like(good, dtype=torch.bool), torch.rand(good.shape) < 0.3):
+        bad = good.masked_fill(is_bad.to(device), value)
+        token_ids = draw(bad, rows.seed, rows)
         assert ((token_ids >= 0) & (token_ids < 65)).all()
-    noise = random_noise(good)
-    scaled = torch.cat([good[:1].masked_fill(is_bad[:1], value), good[1:]])
-    token_ids = draw_tokens(scaled, noise, is_greedy, *limits)
-    assert torch.equal(token_ids[1:], reference.draw_tokens(good, noise, is_greedy, *limits)[1:])
+    scaled = torch.cat([bad[:1], good[1:]])
+    drawn = draw(scaled, rows.seed, rows)
+    assert torch.equal(drawn[1:], check_rows(good, rows.seed, rows)[1:])
 
 
 def test_a_row_does_not_depend_on_the_batch(device: torch.device) -> None:
     """E4: Oracle: every row drawn alone, from strided memory."""
     scaled = random_scores(4, 501, 1.0, 5000, device)
     truncations = [TRUNCATIONS[index] for index in (0, 4, 6, 10)]
-    together = check_draws(scaled, truncations)
-    noise = random_noise(scaled)
+    rows = rows_from(truncations, scaled)
+    together = check_rows(scaled, rows.seed, rows)
     for row, token_id in enumerate(together):
         wide = torch.stack([scaled[row], torch.full_like(scaled[row], torch.nan)], 1)[None, :, 0]
-        alone = check_draws(wide, truncations[row : row + 1], noise=noise[row : row + 1])
-        assert alone[0] == token_id
+        # Columns of a table, as the parameters of rows may be.
+        part = RowParams(*(torch.stack([value, value], 1)[row : row + 1, 0] for value in rows))
+        assert check_rows(wide, part.seed, part)[0] == token_id
 
 
 def test_no_rows_give_no_tokens(device: torch.device) -> None:
     """E4: an empty batch launches nothing. Oracle: the shape."""
-    none = torch.zeros(0, device=device)
-    rows = torch.zeros(0, 65, device=device)
-    assert draw_tokens(rows, rows, none.bool(), none.long(), none, none).shape == (0,)
+    rows = neutral_rows(0, 65, device)
+    assert draw(torch.zeros(0, 65, device=device), rows.seed, rows).shape == (0,)
 
 
 # The fixtures hold nothing that an example could change.
@@ -233,7 +279,7 @@ def test_any_few_values_are_exact(
     )
     scaled = values[torch.tensor(choices, device=device)][None]
     scaled[0, seed % len(choices)] = 0.0
-    check_draws(scaled, [(top_k, top_p, min_p)], noise=random_noise(scaled, seed))
+    check_draws(scaled, [(top_k, top_p, min_p)], seed)
 
 
 @pytest.mark.gpu
@@ -245,7 +291,7 @@ def test_whole_vocabularies(spread: float, num_values: int) -> None:
     truncations = ([*TRUNCATIONS, *more] * 4)[:64]
     scaled = random_scores(64, QWEN_VOCAB_SIZE, spread, num_values, device)
     check_draws(scaled, truncations)
-    check_draws(scaled, truncations, noise=torch.zeros_like(scaled))
+    check_draws(scaled, truncations, 64)
 
 
 @pytest.mark.gpu
@@ -256,25 +302,24 @@ def test_compiled_and_captured() -> None:
     """
     device = torch.device("cuda")
     scaled = random_scores(8, 5000, 1.0, 5000, device)
-    noise = random_noise(scaled)
-    is_greedy = torch.arange(8, device=device) == 3
-    limits = parameters(TRUNCATIONS[:8], 5000, device)
+    rows = rows_from(TRUNCATIONS[:8], scaled)
+    rows = rows._replace(is_greedy=rows.seed == 3)
 
-    def step(logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def step(logits: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         peaks = logits.amax(-1, keepdim=True)
         scaled = (logits - peaks) / 0.5
-        return draw_tokens(scaled, noise * 1.0, is_greedy, *limits), scaled
+        return draw(scaled, positions * 1, rows), scaled
 
     compiled = torch.compile(step, fullgraph=True)
-    logits = scaled / 2.0
-    compiled(logits, noise)
+    logits, positions = scaled / 2.0, torch.zeros_like(rows.seed)
+    compiled(logits, positions)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        token_ids, after = compiled(logits, noise)
-    for seed in (1, 2):
-        noise.copy_(random_noise(scaled, seed))
-        before = logits.clone(), noise.clone()
+        token_ids, after = compiled(logits, positions)
+    for position in (1, 2):
+        positions.fill_(position)
+        before = logits.clone()
         graph.replay()
-        expected, expected_scaled = step(logits, noise)
+        expected, expected_scaled = step(logits, positions)
         assert torch.equal(token_ids, expected) and torch.equal(after, expected_scaled)
-        assert torch.equal(logits, before[0]) and torch.equal(noise, before[1])
+        assert torch.equal(logits, before) and (positions == position).all()
