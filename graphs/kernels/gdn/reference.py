@@ -88,6 +88,9 @@ def gdn_decode(
     conv_pool[state_slots, positions % num_taps] = window[:, -1]
     mixed = F.silu((window.float() * conv_weight.t().float()).sum(1)).to(projected.dtype)
     q, k, v = split_heads(mixed, num_k_heads, head_k_dim, num_v_heads)
+    # Compiled for the CPU, what is stacked gets stored. Else both are normalised anew for every
+    # element of the state; stacked along dim 0, the sums below would be a pass of their own.
+    q, k = torch.stack([q, k], dim=1).unbind(1)
     g, beta = gate_values(a, b, a_log, dt_bias)
     state = state_pool[state_slots].float()
     state = state * torch.exp(g)[..., None, None]
