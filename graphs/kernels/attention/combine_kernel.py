@@ -34,25 +34,17 @@ def count_splits(num_tiles, num_splits, min_tiles):
 
 
 @triton.jit
-def load_gate(
-    qkv_ptr, qkv_stride, i_head, i_block, HQ: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr
-):
-    """What combine_block multiplies with. It is no split's, so need not wait for them."""
-    o_d = i_block * BLOCK_D + tl.arange(0, BLOCK_D)
-    p_gate = qkv_ptr + ((i_head // HQ) * qkv_stride + (2 * (i_head % HQ) + 1) * D) + o_d
-    return tl.load(p_gate, mask=o_d < D, other=0.0)
-
-
-@triton.jit
 def combine_block(
     partial_ptr,
     log_weight_ptr,
-    b_gate,
+    qkv_ptr,
     out_ptr,
+    qkv_stride,
     i_head,
     i_block,
     num_splits,
     num_used,
+    HQ: tl.constexpr,
     D: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -69,6 +61,8 @@ def combine_block(
     p_partial = partial_ptr + i_head * num_splits * D + (o_s[:, None] * D + o_d[None, :])
     m_sd = m_s[:, None] & m_d[None, :]
     b_partial = tl.load(p_partial, mask=m_sd, other=0.0, cache_modifier=".cg")
+    p_gate = qkv_ptr + ((i_head // HQ) * qkv_stride + (2 * (i_head % HQ) + 1) * D) + o_d
+    b_gate = tl.load(p_gate, mask=m_d, other=0.0).to(tl.float32)
     p_log_weight = log_weight_ptr + i_head * num_splits + o_s
     b_log_weight = tl.load(p_log_weight, mask=m_s, other=NOTHING, cache_modifier=".cg")
     b_weight = tl.exp2(b_log_weight - tl.maximum(tl.max(b_log_weight, axis=0), LOWEST))
@@ -76,7 +70,7 @@ def combine_block(
     # What a split that sees nothing has written, or left unwritten, may be NaN.
     b_partial = tl.where(b_weight[:, None] > 0.0, b_partial, 0.0)
     b_acc = tl.sum(b_partial * b_weight[:, None], axis=0)
-    b_out = b_acc / (tl.where(b_sum > 0.0, b_sum, 1.0) * (1.0 + tl.exp(-b_gate.to(tl.float32))))
+    b_out = b_acc / (tl.where(b_sum > 0.0, b_sum, 1.0) * (1.0 + tl.exp(-b_gate)))
     tl.store(out_ptr + i_head * D + o_d, b_out.to(out_ptr.dtype.element_ty), mask=m_d)
 
 
@@ -127,9 +121,7 @@ def combine_splits_kernel(
         num_used = count_splits(tl.cdiv(context_len, BLOCK_N), num_splits, min_tiles)
         if num_used == 1:  # written out already
             return
-    i_block = tl.program_id(0) % NUM_BLOCKS
-    b_gate = load_gate(qkv_ptr, qkv_stride, i_head, i_block, HQ, D, BLOCK_D)
     combine_block(
-        partial_ptr, log_weight_ptr, b_gate, out_ptr,
-        i_head, i_block, num_splits, num_used, D, BLOCK_S, BLOCK_D,
+        partial_ptr, log_weight_ptr, qkv_ptr, out_ptr, qkv_stride,
+        i_head, tl.program_id(0) % NUM_BLOCKS, num_splits, num_used, HQ, D, BLOCK_S, BLOCK_D,
     )  # fmt: skip

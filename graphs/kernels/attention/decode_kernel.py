@@ -17,13 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from graphs.kernels.attention.combine_kernel import (
-    NOTHING,
-    combine_block,
-    count_splits,
-    load_gate,
-    meet,
-)
+from graphs.kernels.attention.combine_kernel import NOTHING, combine_block, count_splits, meet
 from graphs.kernels.attention.tile_kernel import LOWEST, attend_tile, load_pages
 
 
@@ -33,13 +27,6 @@ def gate_and_store(b_out, out_ptr, o_out, qkv_ptr, o_gate, mask):
     b_gate = tl.load(qkv_ptr + o_gate, mask=mask, other=0.0).to(tl.float32)
     b_out = b_out / (1.0 + tl.exp(-b_gate))
     tl.store(out_ptr + o_out, b_out.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def head_of(i_m, i_r, i_h, H: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr):
-    """Row m of a program, counted over rows and query heads of the launch; past them, the last."""
-    i_m = tl.minimum(i_m, ROWS * G - 1)
-    return (i_r * ROWS + i_m // G) * (H * G) + i_h * G + i_m % G
 
 
 @triton.jit(do_not_specialize=["num_table_pages", "page_table_stride", "num_splits", "min_tiles"])
@@ -129,24 +116,19 @@ def paged_decode_kernel(
         tl.store(log_weight_ptr + o_partial, b_log_weight, mask=o_m < ROWS * G)
         tl.store(partial_ptr + o_partial[:, None] * D + o_d[None, :], b_acc, mask=m_md)
         if COMBINES:
-            NUM_BLOCKS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
+            is_complete = meet(arrivals_ptr + i_r * H + i_h, i_split, num_used, WAITS)
             first, step = 0, 1
             if WAITS:
                 first, step = i_split, num_used
-            i_head = head_of(first // NUM_BLOCKS, i_r, i_h, H, G, ROWS)
-            # Before the wait: the keys and values have driven the gates out of L2.
-            b_gate = load_gate(qkv_ptr, qkv_stride, i_head, first % NUM_BLOCKS, H * G, D, BLOCK_D)
-            is_complete = meet(arrivals_ptr + i_r * H + i_h, i_split, num_used, WAITS)
             if is_complete:
+                NUM_BLOCKS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
                 for i in tl.range(first, ROWS * G * NUM_BLOCKS, step, num_stages=1):
+                    i_m = i // NUM_BLOCKS
+                    i_head = (i_r * ROWS + i_m // G) * (H * G) + i_h * G + i_m % G
                     combine_block(
-                        partial_ptr, log_weight_ptr, b_gate, out_ptr,
-                        i_head, i % NUM_BLOCKS, num_splits, num_used, D, BLOCK_S, BLOCK_D,
+                        partial_ptr, log_weight_ptr, qkv_ptr, out_ptr, qkv_stride,
+                        i_head, i % NUM_BLOCKS, num_splits, num_used, H * G, D, BLOCK_S, BLOCK_D,
                     )  # fmt: skip
-                    i_head = head_of((i + step) // NUM_BLOCKS, i_r, i_h, H, G, ROWS)
-                    b_gate = load_gate(
-                        qkv_ptr, qkv_stride, i_head, (i + step) % NUM_BLOCKS, H * G, D, BLOCK_D
-                    )
     else:
         o_gate = (o_row * qkv_stride + (2 * o_head + 1) * D)[:, None] + o_d[None, :]
         gate_and_store(b_acc, out_ptr, o_q, qkv_ptr, o_gate, m_md)
