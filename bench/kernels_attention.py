@@ -88,10 +88,9 @@ def decode_case(
     context_elements = 2 * batch * context * num_kv_heads * HEAD_DIM
     row_elements = 3 * batch * rows * num_q_heads * HEAD_DIM  # queries, gates, outputs
     num_bytes = DTYPE_BYTES * (context_elements + row_elements)
-    arrivals = torch.zeros(batch, num_kv_heads, dtype=torch.int32, device="cuda")
 
     def run(inputs: PagedInputs) -> Callable[[], Tensor]:
-        return lambda: ops.paged_decode_attention(*inputs.tensors(), rows, arrivals)
+        return lambda: ops.paged_decode_attention(*inputs.tensors(), rows)
 
     return KernelCase(
         name="decode_attention",

@@ -18,7 +18,6 @@ from graphs.kernels.moe.configs import MAX_FEW_ROWS, router_config
 from graphs.kernels.moe.routing import LOGITS_PADDING
 
 FP32_BYTES = 4
-INT32_BYTES = 4
 INDEX_BYTES = 8
 MIN_TILE_ROWS = 16
 # Live bytes per logit in `engine.sampler.sample` with every option in use: 50 of tensors while a
@@ -125,15 +124,13 @@ def gdn_reference_bytes(config: ModelConfig, num_rows: int, num_chunks: int) -> 
 def attention_bytes(config: ModelConfig, shape: StepShape, *, dtype: torch.dtype) -> int:
     """The attention mixer: qkv, q and attended [T, HQ * D], then out [T, h] in place of q.
 
-    Decode adds, where it splits contexts, each split's fp32 result [T, HQ, splits, D + 1], and
-    its programs count in int32 [T, H]. The torch backend's copies of a context are not in here
-    (see ADR 13).
+    Decode adds, where it splits contexts, each split's fp32 result [T, HQ, splits, D + 1]. The
+    torch backend's copies of a context are not in here (see ADR 13).
     """
     rows, item = shape.num_rows, dtype.itemsize
     q = rows * config.num_q_heads * config.head_dim
     kv = rows * config.num_kv_heads * config.head_dim
     out = rows * config.hidden_size
-    arrivals = rows * config.num_kv_heads * INT32_BYTES
     partials = 0
     if shape.kind is Kind.DECODE:
         rows_per_request = rows // shape.num_requests
@@ -142,7 +139,7 @@ def attention_bytes(config: ModelConfig, shape: StepShape, *, dtype: torch.dtype
         launch = decode_config(dtype, config.head_dim, packed, pairs)
         splits = num_decode_splits(launch, pairs, shape.context_len)
         partials = rows * config.num_q_heads * splits * (config.head_dim + 1) * FP32_BYTES
-    return (2 * q + 2 * kv + q + max(q, out)) * item + arrivals + partials
+    return (2 * q + 2 * kv + q + max(q, out)) * item + partials
 
 
 def mlp_bytes(num_rows: int, hidden: int, inner: int, dtype: torch.dtype) -> int:

@@ -20,7 +20,7 @@ class PagedAttention:
         self, qkv: Tensor, heads: HeadParameters, kv: KvLayer, inputs: ForwardInputs
     ) -> Tensor:
         """See `AttentionBackend.attend`."""
-        q, arrivals = self.kernels.prepare_qkv(
+        q = self.kernels.prepare_qkv(
             qkv,
             heads.q_norm,
             heads.k_norm,
@@ -34,7 +34,7 @@ class PagedAttention:
         )
         cache = (kv.k_pool, kv.v_pool, inputs.page_table, inputs.context_lens)
         if inputs.kind is Kind.DECODE:
-            return self.kernels.paged_decode_attention(q, qkv, *cache, 1, arrivals)
+            return self.kernels.paged_decode_attention(q, qkv, *cache, 1)
         assert inputs.kind is Kind.PREFILL
         return self.kernels.paged_prefill_attention(
             q, qkv, *cache, inputs.row_starts, inputs.chunks

@@ -61,7 +61,7 @@ TRITON_KERNELS = KernelSet(
 class AttentionKernels:
     """One implementation of attention over the paged cache."""
 
-    prepare_qkv: Callable[..., tuple[Tensor, Tensor]]
+    prepare_qkv: Callable[..., Tensor]
     paged_decode_attention: Callable[..., Tensor]
     paged_prefill_attention: Callable[..., Tensor]
 

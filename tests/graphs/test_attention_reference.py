@@ -82,7 +82,6 @@ def test_prefill_chunks_then_decode(num_q_heads: int, num_kv_heads: int, head_di
             table,
             torch.tensor([at[0] + 1, at[1] + 1]),
             1,
-            torch.zeros(2, num_kv_heads, dtype=torch.int32),
         ).unflatten(1, (num_q_heads, head_dim))
         for r in range(2):
             got[r].append(out[r : r + 1])
@@ -117,11 +116,11 @@ def test_a_compiled_decode_step_copies_no_pool(num_requests: int, tmp_path: Path
 
     def attend() -> Tensor:
         norm, inv_freq = torch.ones(16), torch.ones(4)
-        q, arrivals = reference.prepare_qkv(
+        q = reference.prepare_qkv(
             qkv, norm, norm, inv_freq, positions, kv_slots, k_pool, v_pool, 4, 1e-6
         )
         lens = positions + 1
-        return reference.paged_decode_attention(q, qkv, k_pool, v_pool, table, lens, 1, arrivals)
+        return reference.paged_decode_attention(q, qkv, k_pool, v_pool, table, lens, 1)
 
     taken = largest_allocation(torch.compile(attend, fullgraph=True), tmp_path)
     assert 0 < taken < k_pool.nbytes / 4

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from graphs.kernels.attention import ops
-from graphs.kernels.attention.configs import Combine, decode_config
 
 PAGE_SIZE = 64
 GEOMETRIES = {"27B": (24, 4), "35B-A3B": (16, 2)}  # query heads, key/value heads
@@ -30,8 +28,6 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
                 yield f"{label} decode, some requests", partial(decode, *sizes, dtype, 16, 1)
                 yield f"{label} decode, many requests", partial(decode, *sizes, dtype, 256, 1)
                 yield f"{label} verify", partial(decode, *sizes, dtype, 2, 4)
-                for combines in (Combine.LAST_PROGRAM, Combine.TOGETHER):
-                    yield f"{label} {combines}", partial(decode_once, *sizes, dtype, combines)
             yield f"{label} prefill", partial(prefill, *sizes, dtype)
 
 
@@ -76,24 +72,6 @@ def decode(
         indices(num_requests, 512),
         indices(num_requests),
         num_rows,
-        torch.empty(num_requests, num_kv_heads, dtype=torch.int32),
-    )
-
-
-def decode_once(num_q_heads: int, num_kv_heads: int, dtype: torch.dtype, combines: Combine) -> None:
-    """Decode of one request in one launch, an option."""
-    config = decode_config(dtype, HEAD_DIM, num_q_heads // num_kv_heads, num_kv_heads)
-    pools = (pool(num_kv_heads, dtype), pool(num_kv_heads, dtype))
-    ops.launch_decode(
-        torch.empty(1, num_q_heads, HEAD_DIM, dtype=dtype),
-        rows(1, num_q_heads, num_kv_heads, dtype),
-        pools,
-        indices(1, 512),
-        indices(1),
-        1,
-        torch.empty(1, num_kv_heads, dtype=torch.int32),
-        torch.empty(1, num_q_heads * HEAD_DIM, dtype=dtype),
-        replace(config, combines=combines),
     )
 
 

@@ -6,7 +6,6 @@ bench/kernels_attention.py times what they give.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 
@@ -14,6 +13,7 @@ NUM_SMS = 132
 MAX_PROGRAMS = 32 * NUM_SMS
 FEW_PAIRS = 8
 SOME_PAIRS = 64
+COMBINED_DIMS = 32  # of one program of one warp; more dims or warps are no faster
 
 
 @dataclass(frozen=True)
@@ -24,27 +24,13 @@ class PrepareConfig:
     num_warps: int = 1
 
 
-class Combine(StrEnum):
-    """Who adds up what the splits of a context leave.
-
-    LAST_PROGRAM: of each (request, key/value head), without a second launch but with one SM for
-    all that they left. TOGETHER: all of those programs, a slice each, once all have left theirs.
-    They wait for one another, so it is done only where a launch's programs run all at once.
-    """
-
-    SECOND_KERNEL = "second kernel"
-    LAST_PROGRAM = "last program"
-    TOGETHER = "together"
-
-
 @dataclass(frozen=True)
 class DecodeConfig:
     """`block_n` tokens a tile.
 
     Contexts are split until they fill `num_programs`; beyond that, where page tables have room
     for contexts of several `long_tokens`, until a batch has `max_programs`.
-    Up to `block_s` splits, the most there are, are added up in blocks of `combined_dims` dims; the
-    kernel that does no more has `combine_warps` a program.
+    A program of the combine kernel adds up to `block_s` splits, the most there are.
     `is_strided`: a split takes every so manieth tile, or else neighbouring ones.
     `loads_all_splits`: as in decode_kernel.py.
     """
@@ -59,9 +45,6 @@ class DecodeConfig:
     block_s: int = 64
     loads_all_splits: bool = False
     is_strided: bool = True
-    combines: Combine = Combine.SECOND_KERNEL
-    combined_dims: int = 32  # more dims or warps are no faster in a kernel of its own
-    combine_warps: int = 1
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,12 @@
 """Paged attention of a few rows per request, the context split over programs.
 
 A program holds all query heads and rows of one (request, key/value head), so that a tile of
-keys and values is read once. What splits leave is added up as in combine_kernel.py; a context
-of one split is written out at once.
+keys and values is read once. Each split leaves a normalised result and the logarithm of its
+weight; the combine kernel adds them up in split order, so runs repeat bit by bit.
 
-LOADS_ALL_SPLITS, for few programs and a combine kernel: every split leaves something, and that
-kernel loads them all without asking how many a context has used.
-
-COMBINES: the last program of a (request, key/value head) combines its rows, or WAITS: each of
-them a slice. They wait for one another, so all programs of the launch must run at once.
+LOADS_ALL_SPLITS, for few programs: every split leaves something, and the combine kernel loads
+them all without asking how many a context has used. Otherwise it looks, and a context of one
+split has been written out already.
 """
 
 from __future__ import annotations
@@ -17,8 +15,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from graphs.kernels.attention.combine_kernel import NOTHING, combine_block, count_splits, meet
 from graphs.kernels.attention.tile_kernel import LOWEST, attend_tile, load_pages
+
+# The log weight of a split that has seen no token. Finite: torch.compile writes constants out by
+# name, and an infinity has none. Its power of two is zero beside LOWEST as well.
+NOTHING = tl.constexpr(-3e38)
 
 
 @triton.jit
@@ -27,6 +28,17 @@ def gate_and_store(b_out, out_ptr, o_out, qkv_ptr, o_gate, mask):
     b_gate = tl.load(qkv_ptr + o_gate, mask=mask, other=0.0).to(tl.float32)
     b_out = b_out / (1.0 + tl.exp(-b_gate))
     tl.store(out_ptr + o_out, b_out.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def count_splits(num_tiles, num_splits, min_tiles):
+    """How many of num_splits a context uses, one at least; several have min_tiles or more each.
+
+    The fewest with the same longest split: 16 tiles over 5 splits are 4 splits of 4 tiles.
+    """
+    num_used = tl.maximum(tl.minimum(num_splits, num_tiles // min_tiles), 1)
+    longest = tl.maximum(tl.cdiv(num_tiles, num_used), 1)
+    return tl.maximum(tl.cdiv(num_tiles, longest), 1)
 
 
 @triton.jit(do_not_specialize=["num_table_pages", "page_table_stride", "num_splits", "min_tiles"])
@@ -39,7 +51,6 @@ def paged_decode_kernel(
     context_lens_ptr,
     partial_ptr,
     log_weight_ptr,
-    arrivals_ptr,
     out_ptr,
     qkv_stride,
     num_table_pages,
@@ -55,12 +66,8 @@ def paged_decode_kernel(
     M_PAD: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_D: tl.constexpr,
     IS_STRIDED: tl.constexpr,
     LOADS_ALL_SPLITS: tl.constexpr,
-    COMBINES: tl.constexpr,
-    WAITS: tl.constexpr,
 ):
     # Neighbours read the heads of the same tokens: one stretch of memory.
     i_h = tl.program_id(0) % H
@@ -115,20 +122,53 @@ def paged_decode_kernel(
         b_log_weight = tl.where(has_seen, b_max + tl.log2(b_sum), NOTHING)
         tl.store(log_weight_ptr + o_partial, b_log_weight, mask=o_m < ROWS * G)
         tl.store(partial_ptr + o_partial[:, None] * D + o_d[None, :], b_acc, mask=m_md)
-        if COMBINES:
-            is_complete = meet(arrivals_ptr + i_r * H + i_h, i_split, num_used, WAITS)
-            first, step = 0, 1
-            if WAITS:
-                first, step = i_split, num_used
-            if is_complete:
-                NUM_BLOCKS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
-                for i in tl.range(first, ROWS * G * NUM_BLOCKS, step, num_stages=1):
-                    i_m = i // NUM_BLOCKS
-                    i_head = (i_r * ROWS + i_m // G) * (H * G) + i_h * G + i_m % G
-                    combine_block(
-                        partial_ptr, log_weight_ptr, qkv_ptr, out_ptr, qkv_stride,
-                        i_head, i % NUM_BLOCKS, num_splits, num_used, H * G, D, BLOCK_S, BLOCK_D,
-                    )  # fmt: skip
     else:
         o_gate = (o_row * qkv_stride + (2 * o_head + 1) * D)[:, None] + o_d[None, :]
         gate_and_store(b_acc, out_ptr, o_q, qkv_ptr, o_gate, m_md)
+
+
+@triton.jit(do_not_specialize=["num_splits", "min_tiles"])
+def combine_splits_kernel(
+    partial_ptr,
+    log_weight_ptr,
+    context_lens_ptr,
+    qkv_ptr,
+    out_ptr,
+    qkv_stride,
+    num_splits,
+    min_tiles,
+    HQ: tl.constexpr,
+    ROWS: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    LOADS_ALL_SPLITS: tl.constexpr,
+):
+    """One program per (row, query head, block of dims)."""
+    NUM_BLOCKS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
+    i_head = (tl.program_id(0) // NUM_BLOCKS).to(tl.int64)  # over rows and heads
+    o_d = (tl.program_id(0) % NUM_BLOCKS) * BLOCK_D + tl.arange(0, BLOCK_D)
+    m_d = o_d < D
+    num_used = num_splits
+    if not LOADS_ALL_SPLITS:
+        context_len = tl.load(context_lens_ptr + i_head // (HQ * ROWS)).to(tl.int32)
+        num_used = count_splits(tl.cdiv(context_len, BLOCK_N), num_splits, min_tiles)
+        if num_used == 1:  # written out already
+            return
+    o_s = tl.arange(0, BLOCK_S)
+    m_s = o_s < num_used
+    p_partial = partial_ptr + i_head * num_splits * D + (o_s[:, None] * D + o_d[None, :])
+    m_sd = m_s[:, None] & m_d[None, :]
+    b_partial = tl.load(p_partial, mask=m_sd, other=0.0)
+    p_gate = qkv_ptr + ((i_head // HQ) * qkv_stride + (2 * (i_head % HQ) + 1) * D) + o_d
+    b_gate = tl.load(p_gate, mask=m_d, other=0.0).to(tl.float32)
+    p_log_weight = log_weight_ptr + i_head * num_splits + o_s
+    b_log_weight = tl.load(p_log_weight, mask=m_s, other=NOTHING)
+    b_weight = tl.exp2(b_log_weight - tl.maximum(tl.max(b_log_weight, axis=0), LOWEST))
+    b_sum = tl.sum(b_weight, axis=0)
+    # What a split that sees nothing has written, or left unwritten, may be NaN.
+    b_partial = tl.where(b_weight[:, None] > 0.0, b_partial, 0.0)
+    b_acc = tl.sum(b_partial * b_weight[:, None], axis=0)
+    b_out = b_acc / (tl.where(b_sum > 0.0, b_sum, 1.0) * (1.0 + tl.exp(-b_gate)))
+    tl.store(out_ptr + i_head * D + o_d, b_out.to(out_ptr.dtype.element_ty), mask=m_d)

@@ -14,12 +14,9 @@ import math
 
 import torch
 from torch import Tensor
-from triton.runtime.interpreter import InterpretedFunction
 
-from graphs.kernels.attention.combine_kernel import combine_splits_kernel
 from graphs.kernels.attention.configs import (
-    NUM_SMS,
-    Combine,
+    COMBINED_DIMS,
     DecodeConfig,
     PrefillConfig,
     PrepareConfig,
@@ -30,7 +27,7 @@ from graphs.kernels.attention.configs import (
     pad_to_power_of_two,
     prefill_config,
 )
-from graphs.kernels.attention.decode_kernel import paged_decode_kernel
+from graphs.kernels.attention.decode_kernel import combine_splits_kernel, paged_decode_kernel
 from graphs.kernels.attention.prefill_kernel import paged_prefill_kernel
 from graphs.kernels.attention.prepare_kernel import prepare_qkv_kernel
 from graphs.kernels.launch import launch
@@ -51,11 +48,8 @@ def prepare_qkv(
     v_pool: Tensor,
     num_q_heads: int,
     eps: float,
-) -> tuple[Tensor, Tensor]:
-    """Norm and rotate the queries and keys of qkv, store keys and values.
-
-    Returns q [T, HQ, D] and zeros [T, H] int32, the arrivals of `paged_decode_attention`: it may
-    follow at once, and zeros of their own would cost a launch.
+) -> Tensor:
+    """Norm and rotate the queries and keys of qkv, store keys and values; returns q [T, HQ, D].
 
     Zero-centred RMSNorm per head with q_norm and k_norm [D], then rotary embedding of the first
     2 * len(inv_freq) dims, half-split, in fp32; inv_freq is fp32. k and v go to kv_slots [T]
@@ -63,12 +57,11 @@ def prepare_qkv(
     """
     shape = (qkv.shape[0], num_q_heads, k_pool.shape[3])
     q = torch.empty(shape, dtype=qkv.dtype, device=qkv.device)
-    arrivals = torch.empty(shape[0], k_pool.shape[2], dtype=torch.int32, device=qkv.device)
     launch_prepare(
-        qkv, (q_norm, k_norm, inv_freq), positions, kv_slots, (k_pool, v_pool), eps, (q, arrivals),
+        qkv, (q_norm, k_norm, inv_freq), positions, kv_slots, (k_pool, v_pool), eps, q,
         PrepareConfig(),
     )  # fmt: skip
-    return q, arrivals
+    return q
 
 
 def launch_prepare(
@@ -78,14 +71,10 @@ def launch_prepare(
     kv_slots: Tensor,
     pools: tuple[Tensor, Tensor],
     eps: float,
-    results: tuple[Tensor, Tensor],
+    q: Tensor,
     config: PrepareConfig,
 ) -> None:
-    """Fill the pools and the results, q and arrivals. See `prepare_qkv`.
-
-    weights: two norms and inv_freq.
-    """
-    q, arrivals = results
+    """Fill q [T, HQ, D] and the pools. See `prepare_qkv`; weights: two norms and inv_freq."""
     check_strides(q, qkv, pools)
     num_rows, num_q_heads, head_dim = q.shape
     _, page_size, num_kv_heads, _ = pools[0].shape
@@ -98,7 +87,6 @@ def launch_prepare(
         kv_slots,
         *pools,
         q,
-        arrivals,
         num_rows,
         qkv.stride(0),
         EPS=float(eps),
@@ -114,7 +102,7 @@ def launch_prepare(
     )
 
 
-@torch.library.triton_op("deltaloom::paged_decode_attention", mutates_args={"arrivals"})
+@torch.library.triton_op("deltaloom::paged_decode_attention", mutates_args={})
 def paged_decode_attention(
     q: Tensor,
     qkv: Tensor,
@@ -123,15 +111,11 @@ def paged_decode_attention(
     page_table: Tensor,
     context_lens: Tensor,
     rows_per_request: int,
-    arrivals: Tensor,
 ) -> Tensor:
     """Attention times sigmoid(gate) of rows_per_request rows a request; returns [T, HQ * D].
 
     q [T, HQ, D] is normed and rotated, the rows' own keys and values are in the pools. Row i of
     request r sees its first context_lens[r] - rows_per_request + i + 1 tokens.
-
-    arrivals: int32, R * H or more, zero or as earlier calls left them. Calls that may run at the
-    same time must not share them.
     """
     num_rows, num_q_heads, head_dim = q.shape
     out = torch.empty(num_rows, num_q_heads * head_dim, dtype=q.dtype, device=q.device)
@@ -139,8 +123,8 @@ def paged_decode_attention(
     packed_rows = num_q_heads // num_kv_heads * rows_per_request
     num_pairs = context_lens.shape[0] * num_kv_heads
     launch_decode(
-        q, qkv, (k_pool, v_pool), page_table, context_lens, rows_per_request,
-        arrivals, out, decode_config(q.dtype, head_dim, packed_rows, num_pairs),
+        q, qkv, (k_pool, v_pool), page_table, context_lens, rows_per_request, out,
+        decode_config(q.dtype, head_dim, packed_rows, num_pairs),
     )  # fmt: skip
     return out
 
@@ -152,7 +136,6 @@ def launch_decode(
     page_table: Tensor,
     context_lens: Tensor,
     rows_per_request: int,
-    arrivals: Tensor,
     out: Tensor,
     config: DecodeConfig,
 ) -> None:
@@ -166,14 +149,10 @@ def launch_decode(
     assert num_rows == num_requests * rows_per_request, "not rows_per_request rows a request"
     assert group_size * rows_per_request <= MAX_PACKED_ROWS, "too many rows a request"
     num_pairs = num_requests * num_kv_heads
-    assert arrivals.dtype == torch.int32, "arrivals are not int32"
-    assert arrivals.numel() >= num_pairs, "fewer arrivals than (request, key/value head)s"
     num_splits = num_decode_splits(config, num_pairs, num_table_pages * page_size)
     min_tiles = least_tiles(config, num_pairs)
     is_split = num_splits > 1
-    combines = who_combines(config, num_pairs * num_splits, q.device)
-    has_second_kernel = is_split and combines is Combine.SECOND_KERNEL
-    loads_all_splits = has_second_kernel and config.loads_all_splits
+    loads_all_splits = is_split and config.loads_all_splits
     partials = empty_partials(q, num_splits if is_split else 0)
     launch(paged_decode_kernel)[(num_pairs * num_splits,)](
         q,
@@ -182,7 +161,6 @@ def launch_decode(
         page_table,
         context_lens,
         *partials,
-        arrivals,
         out,
         qkv.stride(0),
         num_table_pages,
@@ -198,18 +176,13 @@ def launch_decode(
         M_PAD=pad_to_power_of_two(group_size * rows_per_request),
         PAGE_SIZE=page_size,
         BLOCK_N=config.block_n,
-        BLOCK_S=config.block_s,
-        BLOCK_D=config.combined_dims,
         IS_STRIDED=config.is_strided,
         LOADS_ALL_SPLITS=loads_all_splits,
-        COMBINES=is_split and combines is not Combine.SECOND_KERNEL,
-        WAITS=is_split and combines is Combine.TOGETHER,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
-    if has_second_kernel:
-        num_blocks = -(-head_dim // config.combined_dims)
-        launch(combine_splits_kernel)[(num_rows * num_q_heads * num_blocks,)](
+    if is_split:
+        launch(combine_splits_kernel)[(num_rows * num_q_heads * -(-head_dim // COMBINED_DIMS),)](
             *partials,
             context_lens,
             qkv,
@@ -222,30 +195,10 @@ def launch_decode(
             D=head_dim,
             BLOCK_N=config.block_n,
             BLOCK_S=config.block_s,
-            BLOCK_D=config.combined_dims,
+            BLOCK_D=COMBINED_DIMS,
             LOADS_ALL_SPLITS=loads_all_splits,
-            num_warps=config.combine_warps,
+            num_warps=1,
         )
-
-
-def who_combines(config: DecodeConfig, num_programs: int, device: torch.device) -> Combine:
-    """What the configuration asks for, where no program waits for one that has yet to start."""
-    if config.combines is not Combine.TOGETHER or bool(num_programs <= programs_at_once(device)):
-        return config.combines
-    return Combine.SECOND_KERNEL
-
-
-def programs_at_once(device: torch.device) -> int:
-    """How many programs of a launch surely run at the same time: one on each SM.
-
-    Kernels of other streams may hold SMs for a while, but not until a program of ours is done:
-    two launches of programs that wait for one another must be on the same stream.
-    """
-    if isinstance(paged_decode_kernel, InterpretedFunction):
-        return 1
-    if device.type != "cuda":  # compiled for a GPU that is not there
-        return NUM_SMS
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def empty_partials(q: Tensor, num_splits: int) -> tuple[Tensor, Tensor]:

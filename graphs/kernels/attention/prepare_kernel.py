@@ -99,7 +99,6 @@ def prepare_qkv_kernel(
     k_pool_ptr,
     v_pool_ptr,
     q_ptr,
-    arrivals_ptr,
     num_rows,
     qkv_stride,
     EPS: tl.constexpr,
@@ -118,8 +117,6 @@ def prepare_qkv_kernel(
     m_t = o_t < num_rows
     b_position = tl.load(positions_ptr + o_t, mask=m_t, other=0)
     o_qkv = o_t * qkv_stride
-    p_arrivals = arrivals_ptr + o_t * H + (i_head - HQ)
-    tl.store(p_arrivals, tl.zeros([BLOCK_T], tl.int32), mask=m_t & (i_head >= HQ))
     if i_head < HQ:
         norm_rotate_store(
             qkv_ptr, o_qkv + i_head * 2 * D,

@@ -59,13 +59,12 @@ def prepare_qkv(
     v_pool: Tensor,
     num_q_heads: int,
     eps: float,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     """See `ops.prepare_qkv`; rows of padding requests write to page 0."""
     q, _, k, v = split_qkv(qkv, num_q_heads, k_pool.shape[3])
     k = norm_and_rotate(k, k_norm, inv_freq, positions, eps)
     write_kv(k_pool, v_pool, kv_slots, k, v)
-    arrivals = torch.zeros(q.shape[0], k_pool.shape[2], dtype=torch.int32, device=q.device)
-    return norm_and_rotate(q, q_norm, inv_freq, positions, eps), arrivals
+    return norm_and_rotate(q, q_norm, inv_freq, positions, eps)
 
 
 def paged_decode_attention(
@@ -76,9 +75,8 @@ def paged_decode_attention(
     page_table: Tensor,
     context_lens: Tensor,
     rows_per_request: int,
-    arrivals: Tensor,
 ) -> Tensor:
-    """See `ops.paged_decode_attention`; rows of padding requests are NaN, arrivals stay."""
+    """See `ops.paged_decode_attention`; rows of padding requests are NaN."""
     num_rows, num_q_heads, head_dim = q.shape
     num_requests, num_kv_heads = page_table.shape[0], k_pool.shape[2]
     k = k_pool[page_table].flatten(1, 2)  # [R, S, H, D]

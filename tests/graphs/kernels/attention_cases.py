@@ -37,14 +37,14 @@ GEOMETRIES = {"27B": Heads(24, 4, 256, 64), "35B-A3B": Heads(16, 2, 256, 64)}
 
 
 def poison_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an op allocates starts as NaN, or integers as -1. (Nothing of it requires grad.)"""
+    """What an op allocates starts as NaN. (They allocate nothing but floats, without grad.)"""
     empty = torch.empty
 
     def poisoned(*size: Any, **options: Any) -> Tensor:
         memory = empty(*size, **options)
-        if memory.requires_grad:
-            return memory
-        return memory.fill_(float("nan") if memory.is_floating_point() else -1)
+        if memory.is_floating_point() and not memory.requires_grad:
+            memory.fill_(float("nan"))
+        return memory
 
     monkeypatch.setattr(torch, "empty", poisoned)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from graphs.kernels.attention import ops, reference
-from graphs.kernels.attention.configs import Combine, DecodeConfig, decode_config
+from graphs.kernels.attention.configs import DecodeConfig, decode_config
 from tests.graphs.kernels.attention_cases import (
     GEOMETRIES,
     PADDED_DIM,
@@ -28,7 +28,6 @@ from tests.graphs.kernels.attention_cases import (
 )
 
 AWKWARD_CONTEXTS = [65, 1, 0, 63, 64]
-LOW_BITS = 2**31 - 1  # of a counter of arrivals: zero between launches
 
 
 @pytest.fixture(autouse=True)
@@ -64,40 +63,25 @@ def check_decode(
     qkv = random_qkv(heads, num_rows, dtype, device)
     packed_rows, num_pairs = heads.num_q // heads.num_kv * rows, len(context_lens) * heads.num_kv
     config = config or decode_config(dtype, heads.dim, packed_rows, num_pairs)
-    arrivals = torch.zeros(num_pairs, dtype=torch.int32, device=device)
-    results = []
-    for _ in range(2):
-        out = torch.empty(num_rows, heads.num_q * heads.dim, dtype=dtype, device=device)
-        ops.launch_decode(
-            q, qkv, pools, context.page_table, context.lens, rows, arrivals, out, config
-        )
-        assert not (arrivals & LOW_BITS).any()
-        results.append(bits(out))
+    results = [torch.empty(num_rows, heads.num_q * heads.dim, dtype=dtype, device=device)]
+    ops.launch_decode(q, qkv, pools, context.page_table, context.lens, rows, results[0], config)
     expected, real = expected_rows(context, heads, q, qkv, rows)
-    assert relative_error(out.cpu()[real], expected) < TOLERANCES[dtype]
-    assert torch.equal(*results)
+    assert relative_error(results[0].cpu()[real], expected) < TOLERANCES[dtype]
+    results.append(torch.empty_like(results[0]))
+    ops.launch_decode(q, qkv, pools, context.page_table, context.lens, rows, results[1], config)
+    assert torch.equal(bits(results[0]), bits(results[1]))
     assert all(torch.equal(bits(pool), old) for pool, old in zip(pools, before, strict=True))
 
 
 # Programs for contexts of one length, and for some that are longer.
 SPLITS = {"one split": (1, 0), "full of splits": (12, 0), "splits for some": (1, 20)}
 
-# Interpreted, programs do not wait for one another; see test_attention_combine.py.
-COMBINES = [
-    Combine.SECOND_KERNEL,
-    Combine.LAST_PROGRAM,
-    pytest.param(Combine.TOGETHER, marks=pytest.mark.gpu),
-]
 
-
-@pytest.mark.parametrize("combines", COMBINES)
 @pytest.mark.parametrize("splits", SPLITS)
 @pytest.mark.parametrize(
     ("heads", "rows"), [(SIX, 1), (PLAIN, 2), (SIXTEEN, 4), (PADDED_DIM, 1)], ids=str
 )
-def test_decode_matches_fp64(
-    heads: Heads, rows: int, splits: str, combines: Combine, device: torch.device
-) -> None:
+def test_decode_matches_fp64(heads: Heads, rows: int, splits: str, device: torch.device) -> None:
     """E2: awkward contexts, one split and several, padding requests. Oracle: fp64 attention."""
     num_programs, max_programs = (n * heads.num_kv for n in SPLITS[splits])
     context_lens = [max(n, rows) if n > 0 else 0 for n in AWKWARD_CONTEXTS]
@@ -111,7 +95,6 @@ def test_decode_matches_fp64(
         short_tokens=32,
         block_s=4,
         loads_all_splits=splits == "full of splits",
-        combines=combines,
     )
     check_decode(heads, context_lens, rows, torch.float32, device, config)
 
@@ -152,14 +135,10 @@ def test_what_the_kernels_would_misread(device: torch.device) -> None:
         "rows_per_request": (q, qkv, pool, pool, table, 2),
         "too many rows": (q.repeat(129, 1, 1), qkv, pool, pool, table, 129),
     }
-    arrivals = torch.zeros(2, PLAIN.num_kv, dtype=torch.int32, device=device)
-    ops.paged_decode_attention(q, qkv, pool, pool, table, context.lens, 1, arrivals)
+    ops.paged_decode_attention(q, qkv, pool, pool, table, context.lens, 1)
     for message, (*tensors, rows) in wrong.items():
         with pytest.raises(AssertionError, match=message):
-            ops.paged_decode_attention(*tensors, context.lens, rows, arrivals)
-    for few in (arrivals[:1], arrivals.float()):
-        with pytest.raises(AssertionError, match="arrivals"):
-            ops.paged_decode_attention(q, qkv, pool, pool, table, context.lens, 1, few)
+            ops.paged_decode_attention(*tensors, context.lens, rows)
     row_starts, chunks = (x.to(device) for x in build_chunks([1, 1]))
     with pytest.raises(AssertionError, match="page table"):
         ops.paged_prefill_attention(q, qkv, pool, pool, gaps, context.lens, row_starts, chunks)
@@ -202,9 +181,8 @@ def test_pools_beyond_int32() -> None:
         far[-1][shift:] = pool
     q = torch.randn(1, heads.num_q, heads.dim, device=device, dtype=torch.bfloat16)
     qkv = random_qkv(heads, 1, torch.bfloat16, device)
-    arrivals = torch.zeros(heads.num_kv, dtype=torch.int32, device=device)
     results = [
-        ops.paged_decode_attention(q, qkv, *pools, table, near.lens, 1, arrivals)
+        ops.paged_decode_attention(q, qkv, *pools, table, near.lens, 1)
         for pools, table in (
             ((near.k_pool, near.v_pool), near.page_table),
             (far, near.page_table + shift),
@@ -220,14 +198,7 @@ def test_reference_matches_fp64(rows: int) -> None:
     q = torch.randn(4 * rows, SIX.num_q, SIX.dim)
     qkv = random_qkv(SIX, 4 * rows, torch.float32, q.device)
     got = reference.paged_decode_attention(
-        q,
-        qkv,
-        context.k_pool,
-        context.v_pool,
-        context.page_table,
-        context.lens,
-        rows,
-        torch.zeros(4, SIX.num_kv, dtype=torch.int32),
+        q, qkv, context.k_pool, context.v_pool, context.page_table, context.lens, rows
     )
     expected, real = expected_rows(context, SIX, q, qkv, rows)
     assert relative_error(got[real], expected) < TOLERANCES[torch.float32]
@@ -251,7 +222,6 @@ def test_compiled_and_captured() -> None:
             context.page_table,
             context.lens,
             1,
-            torch.zeros(num_requests, heads.num_kv, dtype=torch.int32, device=device),
         )
         expected = ops.paged_decode_attention(*args)
         assert torch.equal(compiled(*args), expected)

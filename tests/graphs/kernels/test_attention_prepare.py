@@ -74,7 +74,7 @@ def check_prepare(
     qkv = random_qkv(heads, num_rows, dtype, device)
     q_norm, k_norm = (torch.randn(heads.dim).to(device, dtype) for _ in range(2))
     inv_freq = inverse_frequencies(rotary_dim)
-    got, arrivals = ops.prepare_qkv(
+    got = ops.prepare_qkv(
         qkv,
         q_norm,
         k_norm,
@@ -88,7 +88,6 @@ def check_prepare(
     q, k, v = split(heads, qkv)
     expected_q = norm_and_rotate(q, q_norm, inv_freq, positions)
     assert relative_error(got, expected_q) < TOLERANCES[dtype]
-    assert torch.equal(arrivals.cpu(), torch.zeros(num_rows, heads.num_kv, dtype=torch.int32))
     k_flat, v_flat = (pool.cpu().flatten(0, 1) for pool in pools)
     real = slots >= heads.page_size
     if real.any():
@@ -130,7 +129,7 @@ def test_far_positions(device: torch.device) -> None:
     qkv = random_qkv(heads, len(positions), torch.float32, device)
     pools = [torch.zeros(1, 8, 1, 32, device=device) for _ in range(2)]
     norm, inv_freq = torch.zeros(32, device=device), inverse_frequencies(32)
-    got, _ = ops.prepare_qkv(
+    got = ops.prepare_qkv(
         qkv,
         norm,
         norm,
@@ -160,7 +159,7 @@ def test_prompts_in_pieces_then_decode(implementation: ModuleType, device: torch
     steps = [[(0, 20), (0, 1)], [(20, 42), (1, 23)], [(42, 43), (23, 24)], [(43, 44), (24, 25)]]
     for step in steps:
         rows = torch.cat([qkv[r][first:end] for r, (first, end) in enumerate(step)])
-        q, arrivals = implementation.prepare_qkv(
+        q = implementation.prepare_qkv(
             rows,
             q_norm,
             k_norm,
@@ -179,7 +178,7 @@ def test_prompts_in_pieces_then_decode(implementation: ModuleType, device: torch
         paged = (q, rows, context.k_pool, context.v_pool, context.page_table, done)
         counts = [end - first for first, end in step]
         if counts == [1, 1]:
-            out = implementation.paged_decode_attention(*paged, 1, arrivals)
+            out = implementation.paged_decode_attention(*paged, 1)
         else:
             tables = [x.to(device) for x in build_chunks(counts)]
             out = implementation.paged_prefill_attention(*paged, *tables)
@@ -216,6 +215,6 @@ def test_compiled() -> None:
             pools = [
                 torch.zeros(2, heads.page_size, heads.num_kv, heads.dim).to(qkv) for _ in range(2)
             ]
-            made = op(qkv, norm, norm, inv_freq, slots, slots, *pools, heads.num_q, EPS)
-            results.append([*made, *pools])
+            q = op(qkv, norm, norm, inv_freq, slots, slots, *pools, heads.num_q, EPS)
+            results.append([q, *pools])
         assert all(torch.equal(got, want) for got, want in zip(*results, strict=True))
