@@ -16,6 +16,8 @@ from server.bench.machine import read_machine
 MAX_RESULTS_BYTES = 16 << 20
 METRIC_UNITS = {
     "distinct_experts": "experts",
+    "kernels_per_step": "kernels",
+    "launches_per_step": "launches",
     "kernel_us": "us",
     "step_ms": "ms",
     "tpot_ms": "ms",
