@@ -80,7 +80,9 @@ def build_steps(plan: Plan, model: HybridModel, pools: CachePools) -> StepSet:
     )
     sampling = SamplingTable(plan.memory.num_slots, plan.model.vocab_size, device)
     kernels = sample_kernels(device, is_compiled=plan.is_compiled)
-    functions = compiled_functions(kernels) if plan.is_compiled else eager_functions(kernels)
+    functions = eager_functions(kernels)
+    if plan.is_compiled:
+        functions = compiled_functions(kernels, device)
     # On the CPU a plan of everything would sort the vocabulary for every request that samples:
     # there, all but greedy steps choose by their own plan, uncompiled.
     variants = (GREEDY, SAMPLED, SCORED) if device.type == "cuda" else (GREEDY,)
@@ -115,14 +117,18 @@ def eager_functions(kernels: SampleKernels) -> StepFunctions:
     return StepFunctions(EAGER, prepare_rows, choose_tokens, choose_tokens, kernels)
 
 
-def compiled_functions(kernels: SampleKernels) -> StepFunctions:
-    """The regions of a step, compiled when first called."""
+def compiled_functions(kernels: SampleKernels, device: torch.device) -> StepFunctions:
+    """The regions of a step, compiled when first called.
+
+    On CUDA a token is chosen by a few kernels of ours, which stay as they are: to compile one of
+    the three variants takes as long as to compile a block.
+    """
     return StepFunctions(
         forward=ForwardFunctions(
             block=compile_whole(forward_block), head=compile_whole(forward_head)
         ),
         prepare=compile_whole(prepare_rows),
-        choose=compile_whole(choose_tokens),
+        choose=choose_tokens if device.type == "cuda" else compile_whole(choose_tokens),
         choose_any=choose_tokens,
         kernels=kernels,
     )

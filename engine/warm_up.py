@@ -1,9 +1,9 @@
 """Runs planned shapes once, so that no request waits for their compilation.
 
-A dimension becomes dynamic when it is met with a second size. Decode steps come first, and every
-later size of theirs, like every prefill, finds the dimensions dynamic. On CUDA our kernels also
-choose by the number of rows: of prefills, one size of each range runs here, up to what the plan
-allows; of decode steps, every size that there is.
+A dimension becomes dynamic when it is met with a second size, or where it is marked. Decode steps
+come first, and every later size of theirs, like every prefill, finds it dynamic. On CUDA our
+kernels also choose by the number of rows: of prefills, one size of each range runs here, up to
+what the plan allows; of decode steps, every size that there is.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ PREFILL_RANGES = (192, 272, 1024, 4096)
 PREFILL_REQUESTS = 3
 # Room for contexts long enough to be split.
 PREFILL_PAGES = 64
-# Width of the slots' page table that decode steps here use, at most.
-WARM_UP_PAGES = 5
+# Rows and pages of the first decode steps on the CPU: other rows and other pages each time.
+CPU_DECODE_SHAPES = ((1, MIN_TABLE_PAGES), (1, 5), (2, 7))
+# Width of the slots' page table that those use, at most.
+WARM_UP_PAGES = max(num_pages for _, num_pages in CPU_DECODE_SHAPES)
 # On the CPU, the plan whose only work is the noise of a whole vocabulary.
 DRAWN = replace(GREEDY, is_all_greedy=False)
 # A number of rows of each range in which the head has a kernel of its own; prefills score prompts
@@ -64,15 +66,8 @@ def warm_up(
             logits = torch.zeros(num_rows, sampling.vocab_size, device=device)
             sample(logits, sampling, slots, slots, DRAWN, functions.kernels)
         # Here the page table is as wide as the longest request needs, so widths vary as well.
-        # Sizes and widths that become dynamic together must differ.
-        smallest = decode.sizes[:3]
-        for size, num_pages in (
-            (1, MIN_TABLE_PAGES),
-            (1, WARM_UP_PAGES),
-            (2, MIN_TABLE_PAGES),
-            (smallest[-1], WARM_UP_PAGES),
-        ):
-            if size in smallest:
+        for size, num_pages in CPU_DECODE_SHAPES:
+            if size in decode.sizes:
                 decode.run_padding(size, decode.variants[0], (num_pages - 1) * page_size)
     decode.compile()
     for num_rows in prefill_sizes(device, max_prefill_rows):
@@ -98,6 +93,12 @@ def padding_prefill(
     row_starts = list(range(num_requests + 1))
     # Twice as many chunks as requests, so that the two are not taken for one dimension.
     chunks, chunk_starts = build_chunks(row_starts, 2 * num_requests)
+    only_prefills = [
+        torch.tensor(values, device=device) for values in (row_starts, chunks, chunk_starts)
+    ]
+    for tensor in only_prefills:
+        # Decode steps read none of these, so this is the first size that any code meets.
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)
     return ForwardInputs(
         kind=Kind.PREFILL,
         token_ids=padding,
@@ -107,7 +108,7 @@ def padding_prefill(
         context_lens=padding.new_ones(num_requests),
         state_slots=padding.new_full((num_requests,), PADDING_INDEX),
         logit_rows=torch.arange(num_requests, device=device),
-        row_starts=torch.tensor(row_starts, device=device),
-        chunks=torch.tensor(chunks, device=device),
-        chunk_starts=torch.tensor(chunk_starts, device=device),
+        row_starts=only_prefills[0],
+        chunks=only_prefills[1],
+        chunk_starts=only_prefills[2],
     )
