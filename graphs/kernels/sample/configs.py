@@ -10,6 +10,7 @@ MIN_BLOCK, MAX_BLOCK = 64, 2048
 MIN_SPLIT_BLOCKS, MAX_SPLITS = 2, 31
 ELEMENTS_PER_THREAD = 4  # a load of 16 bytes; twice as many spill registers
 NUM_STAGES = 3
+LANES_PER_GROUP = 32  # of a block; about 2000 groups in large vocabularies
 ARGMAX_PROGRAMS = 2048  # two waves of programs of 256 threads
 ARGMAX_ELEMENTS_PER_THREAD = 8  # of bf16 a load of 16 bytes
 # On the whole GPU, before rows go on alone: of nuclei of 0.95 one in 20 rejects the first draw,

@@ -9,6 +9,7 @@ before it.
 import triton
 import triton.language as tl
 
+from graphs.kernels.sample.candidates_kernel import is_top_k_small
 from graphs.kernels.sample.rounds_kernel import follow_rounds, min_p_end, wanted_mass
 from graphs.kernels.sample.scan_kernel import PADDING_MAGNITUDE, scan
 from graphs.kernels.sample.select_kernel import bisect_places, find_top_k_end
@@ -30,6 +31,7 @@ def draw_rows_kernel(
     mass_ptr,
     best_ptr,
     drawn_ptr,
+    counts_ptr,
     token_ids_ptr,
     VOCAB: tl.constexpr,
     ID_BITS: tl.constexpr,
@@ -38,6 +40,7 @@ def draw_rows_kernel(
     NUM_ROUNDS: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     SPLITS_PADDED: tl.constexpr,
+    ROOM: tl.constexpr,
 ):
     """One row a program: draw before the end of top-k and min-p until the nucleus has the draw."""
     NEVER: tl.constexpr = PADDING_MAGNITUDE << ID_BITS
@@ -47,6 +50,8 @@ def draw_rows_kernel(
     position = tl.load(position_ptr + i_row)
     is_greedy = tl.load(is_greedy_ptr + i_row).to(tl.int32)
     top_k = tl.load(top_k_ptr + i_row)
+    if is_top_k_small(top_k, VOCAB) & (tl.load(counts_ptr + i_row) <= ROOM):
+        return  # drawn from its candidates
     top_p = tl.load(top_p_ptr + i_row)
     if top_k < VOCAB:
         end = find_top_k_end(p_scaled, top_k.to(tl.int32), VOCAB, ID_BITS, BLOCK, STAGES)

@@ -13,7 +13,18 @@ from torch import Tensor
 from graphs.kernels.launch import launch
 from graphs.kernels.sample.adjust_kernel import adjust_splits_kernel, scale_splits_kernel
 from graphs.kernels.sample.argmax_kernel import argmax_rows_kernel, argmax_splits_kernel
-from graphs.kernels.sample.configs import NUM_ROUNDS, argmax_config, draw_config
+from graphs.kernels.sample.candidates_kernel import (
+    collect_kernel,
+    draw_candidates_kernel,
+    find_bounds_kernel,
+    group_minima_kernel,
+)
+from graphs.kernels.sample.configs import (
+    LANES_PER_GROUP,
+    NUM_ROUNDS,
+    argmax_config,
+    draw_config,
+)
 from graphs.kernels.sample.draw_kernel import draw_rows_kernel
 from graphs.kernels.sample.rounds_kernel import scan_splits_kernel
 from graphs.kernels.sample.rows import RowParams, SlotAdjustments
@@ -223,6 +234,9 @@ def launch_draw(
         top_p.contiguous(),
         torch.log(min_p).contiguous(),
     )
+    counts = torch.empty(num_rows, dtype=torch.int32, device=scaled.device)
+    if num_rounds > 1:
+        launch_candidates(*inputs, counts, token_ids)
     id_bits = (vocab_size - 1).bit_length()
     splits_padded = triton.next_power_of_2(config.num_splits)
     for i_round in range(num_rounds):
@@ -246,6 +260,7 @@ def launch_draw(
         mass,
         best,
         drawn,
+        counts,
         token_ids,
         VOCAB=vocab_size,
         ID_BITS=id_bits,
@@ -254,6 +269,81 @@ def launch_draw(
         NUM_ROUNDS=num_rounds,
         NUM_SPLITS=config.num_splits,
         SPLITS_PADDED=splits_padded,
+        ROOM=config.block,
         num_warps=config.num_warps,
     )
     return token_ids
+
+
+def launch_candidates(
+    scaled: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    is_greedy: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    log_min_p: Tensor,
+    counts: Tensor,
+    token_ids: Tensor,
+) -> None:
+    """The tokens of rows whose candidates are few; `counts` [R] int32 says of which."""
+    num_rows, vocab_size = scaled.shape
+    config = draw_config(vocab_size)
+    id_bits = (vocab_size - 1).bit_length()
+    groups = config.block // LANES_PER_GROUP
+    num_groups = config.num_splits * groups
+    minima = torch.empty(num_rows, num_groups, dtype=torch.int64, device=scaled.device)
+    bounds = torch.empty(num_rows, dtype=torch.int64, device=scaled.device)
+    candidates = torch.empty(num_rows, config.block, dtype=torch.int64, device=scaled.device)
+    launch(group_minima_kernel)[(num_rows * config.num_splits,)](
+        scaled,
+        top_k,
+        minima,
+        VOCAB=vocab_size,
+        ID_BITS=id_bits,
+        BLOCK=config.block,
+        GROUPS=groups,
+        SPLIT=config.split,
+        NUM_SPLITS=config.num_splits,
+        num_warps=config.num_warps,
+    )
+    launch(find_bounds_kernel)[(num_rows,)](
+        top_k,
+        minima,
+        bounds,
+        counts,
+        VOCAB=vocab_size,
+        ID_BITS=id_bits,
+        NUM_GROUPS=num_groups,
+        GROUPS_PADDED=triton.next_power_of_2(num_groups),
+        num_warps=max(1, config.num_warps // 2),
+    )
+    launch(collect_kernel)[(num_rows * config.num_splits,)](
+        scaled,
+        top_k,
+        bounds,
+        counts,
+        candidates,
+        VOCAB=vocab_size,
+        ID_BITS=id_bits,
+        BLOCK=config.block,
+        ROOM=config.block,
+        SPLIT=config.split,
+        NUM_SPLITS=config.num_splits,
+        num_warps=config.num_warps,
+    )
+    launch(draw_candidates_kernel)[(num_rows,)](
+        seeds,
+        positions,
+        is_greedy,
+        top_k,
+        top_p,
+        log_min_p,
+        counts,
+        candidates,
+        token_ids,
+        VOCAB=vocab_size,
+        ID_BITS=id_bits,
+        ROOM=config.block,
+        num_warps=max(1, config.num_warps // 2),
+    )
