@@ -61,7 +61,8 @@ test: $(TEST_READY) ## the tests that need no GPU
 	$(PYTHON) -m pytest $(ARGS)
 
 # Real geometries fill the GPU: those files run by themselves. Exit code 5: ARGS selected no test.
-GPU_ALONE := tests/engine/test_cuda.py tests/engine/test_cuda_geometries.py
+GPU_ALONE := tests/engine/test_cuda.py tests/engine/test_cuda_geometries.py \
+	tests/engine/test_cuda_memory_plan.py
 
 gpu-test: $(TEST_READY) ## the tests that need a CUDA GPU; ARGS="-n 12" with pytest-xdist
 	$(PYTHON) -m pytest -m gpu tests/engine tests/graphs tests/contract \

@@ -20,8 +20,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 
 import torch
@@ -31,6 +30,7 @@ from bench.kernel_timing import measure_ceilings
 from bench.processes import run_alone
 from bench.step_model import StepModel, build
 from engine.memory import MemoryPlan, show, show_parts
+from engine.sampler import SamplingPlan
 from engine.startup import describe_startup
 from engine.token_step import GREEDY, SAMPLED
 from graphs.inputs import Kind
@@ -142,9 +142,8 @@ def measure_decode(
             unit="experts",
         )
     experts = f", distinct experts a layer {statistics.mean(hit):.1f}" if hit else ""
-    rows, decode = step_model.decode_rows(batch), step_model.steps.decode
     for bench, plan in STEPS:
-        value = time_steps(partial(decode.run, rows, plan)) * 1e3
+        value = time_steps(steps_of(step_model, batch, plan)) * 1e3
         print(
             f"{geometry} {bench} batch {batch}: {value:.2f} ms, floor {floor_ms:.2f} ms "
             f"({floor_ms / value:.1%}){experts}",
@@ -167,11 +166,8 @@ def trace_decode(
     geometry: str, step_model: StepModel, batches: list[int], profile: Path | None
 ) -> Iterator[ResultRow]:
     """Kernels and launches of one step at each batch size, and where its time goes."""
-    decode = step_model.steps.decode
     steps = [(bench, plan, batch) for batch in batches for bench, plan in STEPS]
-    traces = record_each(
-        [partial(decode.run, step_model.decode_rows(batch), plan) for _, plan, batch in steps]
-    )
+    traces = record_each([steps_of(step_model, batch, plan) for _, plan, batch in steps])
     for (bench, _, batch), trace in zip(steps, traces, strict=True):
         title = (
             f"{geometry} {bench} batch {batch}: {len(trace.kernels)} kernels by "
@@ -224,6 +220,16 @@ def print_memory(geometry: str, plan: MemoryPlan, free_bytes: int) -> None:
         f"  planned: {show_parts(plan)}",
         flush=True,
     )
+
+
+def steps_of(step_model: StepModel, batch: int, plan: SamplingPlan) -> Callable[[], object]:
+    """Runs a step of the first `batch` requests, each time with the noise of another token.
+
+    With the same noise, penalties would push the tokens that it favours out of the nucleus, and
+    every draw would be rejected.
+    """
+    rows = cycle([step_model.decode_rows(batch, index) for index in range(1, 1 + NUM_STEPS)])
+    return lambda: step_model.steps.decode.run(next(rows), plan)
 
 
 def time_steps(run: Callable[[], object]) -> float:

@@ -20,7 +20,7 @@ from engine.model_config import load_model_config
 from engine.models.hybrid import EAGER, DecoderBlock, HybridModel
 from engine.plan import Plan, make_plan
 from engine.request import SamplingParams
-from engine.start import allocate, count_weights, load_model
+from engine.start import allocate, count_weights, keep_compiled_code, load_model
 from engine.startup import CAPTURE, COMPILE, LOAD, StartupClock
 from engine.step_set import StepSet, build_steps, prepare_thread
 from graphs.inputs import ForwardInputs, Kind
@@ -103,7 +103,7 @@ class StepModel:
         """One forward, compiled, and the likeliest token of each request."""
         return self.model(inputs, self.steps.functions.forward).argmax(-1)
 
-    def decode_rows(self, batch: int) -> list[Row]:
+    def decode_rows(self, batch: int, output_index: int) -> list[Row]:
         """The next row of each of the first requests, every one another random token."""
         table = self.page_table(range(batch)).cpu()
         generator = torch.Generator().manual_seed(4)
@@ -114,7 +114,7 @@ class StepModel:
                 slot=1 + index,
                 position=self.context,
                 page=int(table[index, column]),
-                output_index=1,
+                output_index=output_index,
                 token_id=token,
             )
             for index, token in enumerate(tokens)
@@ -185,6 +185,8 @@ def build(geometry: str, batch: int, context: int, compile_blocks: str) -> StepM
     )
     model_config = load_model_config(folder)
     plan = make_plan(config, model_config, read_device_facts("cuda"), count_weights(model_config))
+    if plan.is_compiled:
+        keep_compiled_code(plan, config)
     clock = StartupClock()
     with clock.phase(LOAD):
         pools = allocate(plan)

@@ -55,8 +55,7 @@ def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
     facts = read_device_facts(config.device)
     plan = make_plan(config, model_config, facts, count_weights(model_config))
     if plan.is_compiled:
-        key = compile_cache_key(model_config, facts, (plan.dtype, plan.state_dtype))
-        use_compile_cache(key, Path(config.compile_cache) if config.compile_cache else None)
+        keep_compiled_code(plan, config)
     tokenizer = load_tokenizer(folder)
     logger.info(describe_memory(plan.memory))
     with clock.phase(LOAD):
@@ -88,6 +87,12 @@ def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
     startup_s = clock.finish()
     logger.info("ready: %s", describe_startup(startup_s))
     return Engine(describe(plan, startup_s), scheduler, runner, tokenizer, plan.seed)
+
+
+def keep_compiled_code(plan: Plan, config: EngineConfig) -> None:
+    """Have what this process compiles kept for the next start; see `engine.compile_cache`."""
+    key = compile_cache_key(plan.model, plan.device, (plan.dtype, plan.state_dtype))
+    use_compile_cache(key, Path(config.compile_cache) if config.compile_cache else None)
 
 
 def serve_first_request(scheduler: Scheduler, runner: Runner, max_request_tokens: int) -> None:

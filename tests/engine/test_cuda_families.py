@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from engine import LLM, SamplingParams
 from engine.cache.pools import CachePools
 from engine.config import EngineConfig
 from engine.device_facts import read_device_facts
 from engine.model_config import load_model_config
-from engine.models.hybrid import HybridModel
+from engine.models.hybrid import HybridModel, forward_block
 from engine.plan import make_plan
 from engine.start import allocate, count_weights, load_model
 from engine.step_set import StepSet, build_steps, prepare_thread
 from engine.token_step import SAMPLED, TokenStep
+from engine.warm_up import prefill_sizes
 from graphs.family import GraphFamily
 from graphs.inputs import Kind
 from graphs.rows import Row
@@ -28,6 +30,7 @@ pytestmark = pytest.mark.gpu
 FAMILIES = ["qwen3_5_text", "qwen3_5_moe"]
 CONTEXT = 20
 PAGE_SIZE = 16
+MAX_PREFILL = 64
 
 
 @dataclass(frozen=True)
@@ -52,15 +55,16 @@ class Rig:
         return [*self.pools.tensors(), *self.steps.tables.tensors(), *self.steps.sampling.tensors()]
 
 
-@pytest.fixture(params=FAMILIES)
-def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Rig:
-    build_oracle(request.param, CASES_BY_FAMILY[request.param][0]).save_pretrained(tmp_path)
+def build_rig(family: str, tmp_path: Path) -> Rig:
+    """A rig of its own; compiling it takes most of a test."""
+    build_oracle(family, CASES_BY_FAMILY[family][0]).save_pretrained(tmp_path)
     config = EngineConfig(
         model_path=str(tmp_path),
         device="cuda",
         dtype="float32",
         max_running_requests=8,
         max_kv_tokens=1024,
+        max_prefill_tokens=MAX_PREFILL,
         page_size=PAGE_SIZE,
     )
     model_config = load_model_config(tmp_path)
@@ -90,8 +94,27 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Rig:
     return Rig(model, pools, steps, step, logits)
 
 
-def test_captured_logits_are_those_of_the_compiled_calls(rig: Rig) -> None:
-    """E5: batch 1, 3 in a graph of 4, and 8, one after another, in turns on and off.
+@pytest.mark.parametrize("family", FAMILIES)
+def test_captured_steps(family: str, tmp_path: Path) -> None:
+    """E5: the three claims below, of one model whose blocks are compiled.
+
+    And E5: blocks are compiled no more often than there are kinds of blocks times planned shapes.
+    Oracle: Dynamo's entries for the code of a block.
+    """
+    torch._dynamo.reset()
+    rig = build_rig(family, tmp_path)
+    config = rig.model.config
+    num_kinds = len(set(zip(config.layer_kinds, config.is_moe, strict=True)))
+    num_shapes = len(rig.steps.decode.sizes) + len(prefill_sizes(torch.device("cuda"), MAX_PREFILL))
+    num_compilations = len(_debug_get_cache_entry_list(forward_block.__code__))
+    assert 0 < num_compilations <= num_kinds * num_shapes
+    check_captured_logits(rig)
+    check_padded_steps(rig)
+    check_moved_pool(rig)
+
+
+def check_captured_logits(rig: Rig) -> None:
+    """Batch 1, 3 in a graph of 4, and 8, one after another, in turns on and off.
 
     Oracle: the same compiled calls at the same padded size, uncaptured; every bit of the logits
     and of all state.
@@ -116,9 +139,9 @@ def test_captured_logits_are_those_of_the_compiled_calls(rig: Rig) -> None:
             assert torch.equal(tensor, wanted)
 
 
-def test_a_padded_step_changes_nothing_else(rig: Rig) -> None:
-    """E5: 3 requests in a graph of 4, greedy and sampled. Oracle: copies of every idle slot,
-    page and table row, and the pages of the active ones but for the row's own token."""
+def check_padded_steps(rig: Rig) -> None:
+    """3 requests in a graph of 4, greedy and sampled. Oracle: copies of every idle slot, page and
+    table row, and the pages of the active ones but for the row's own token."""
     for plan in (rig.steps.decode.variants[0], SAMPLED):
         before = [tensor.clone() for tensor in rig.state()]
         rig.steps.decode.run(rig.rows(3), plan)
@@ -140,8 +163,8 @@ def test_a_padded_step_changes_nothing_else(rig: Rig) -> None:
                 assert torch.equal(old[4:], new[4:]), name
 
 
-def test_a_moved_pool_is_refused(rig: Rig) -> None:
-    """E5: a graph bound to an address is not replayed after it. Oracle: RuntimeError."""
+def check_moved_pool(rig: Rig) -> None:
+    """A graph bound to an address is not replayed after it. Oracle: RuntimeError."""
     rig.steps.tables.page_table.set_(rig.steps.tables.page_table.clone())  # type: ignore[call-overload]
     with pytest.raises(RuntimeError, match="has moved"):
         rig.steps.decode.run(rig.rows(1), rig.steps.decode.variants[0])
@@ -175,6 +198,7 @@ def test_graphs_and_overlap_change_no_token(family: str, tmp_path: Path) -> None
             max_kv_tokens=2048,
             max_prefill_tokens=48,
             page_size=PAGE_SIZE,
+            compile="off",  # compiled and captured ones: test_overlap_trace.py
             cuda_graphs=graphs,
             overlap=overlap,
         ) as llm:

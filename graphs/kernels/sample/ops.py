@@ -229,7 +229,7 @@ def launch_draw(
         scaled.contiguous(),
         seeds.contiguous(),
         positions.contiguous(),
-        is_greedy.contiguous().view(torch.uint8),
+        is_greedy.to(torch.uint8),
         top_k.contiguous(),
         top_p.contiguous(),
         torch.log(min_p).contiguous(),
