@@ -202,10 +202,17 @@ def launch_decode(
 
 
 def empty_partials(q: Tensor, num_splits: int) -> tuple[Tensor, Tensor]:
-    """Room for each split's result [T, HQ, splits, D] and log weight [T, HQ, splits], fp32."""
-    shape = (q.shape[0], q.shape[1], num_splits)
-    partial = torch.empty(*shape, q.shape[2], dtype=torch.float32, device=q.device)
-    return partial, torch.empty(shape, dtype=torch.float32, device=q.device)
+    """Room for each split's result [T, HQ, splits, D] and log weight [T, HQ, splits], fp32.
+
+    Flat: from a symbolic number of splits Inductor would derive strides that it cannot prove to
+    be those of the graph, and copy (torch 2.11, which then fails to order the copy).
+    """
+    num_rows, num_q_heads, head_dim = q.shape
+    size = num_rows * num_q_heads * num_splits
+    return (
+        torch.empty(size * head_dim, dtype=torch.float32, device=q.device),
+        torch.empty(size, dtype=torch.float32, device=q.device),
+    )
 
 
 @torch.library.triton_op("deltaloom::paged_prefill_attention", mutates_args={})

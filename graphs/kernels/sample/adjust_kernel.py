@@ -8,6 +8,8 @@ those of IEEE.
 import triton
 import triton.language as tl
 
+from graphs.kernels.sample.rows import ROW_POINTERS
+
 
 @triton.jit
 def penalise(b_logit, b_count, b_in_prompt, presence, frequency, repetition):
@@ -45,7 +47,7 @@ def add_at(p_row, b_id, b_value, first, last):
     return num_here
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
 def adjust_splits_kernel(
     logits_ptr,
     slots_ptr,
@@ -120,7 +122,7 @@ def adjust_splits_kernel(
     tl.store(peaks_ptr + tl.program_id(0), tl.max(b_peak))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
 def scale_splits_kernel(
     adjusted_ptr,
     peaks_ptr,

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from graphs.kernels.sample.noise_kernel import gumbel_noise
 from graphs.kernels.sample.rounds_kernel import min_p_end, wanted_mass
+from graphs.kernels.sample.rows import ROW_POINTERS
 from graphs.kernels.sample.scan_kernel import (
     PADDING_MAGNITUDE,
     choose_best,
@@ -36,7 +37,7 @@ def load_places(p_scaled, o_id, VOCAB: tl.constexpr, ID_BITS: tl.constexpr):
     return (b_magnitude.to(tl.int64) << ID_BITS) | o_id
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
 def group_minima_kernel(
     scaled_ptr,
     top_k_ptr,
@@ -62,7 +63,7 @@ def group_minima_kernel(
         tl.store(minima_ptr + tl.program_id(0) * GROUPS + tl.arange(0, GROUPS), b_groups)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
 def find_bounds_kernel(
     top_k_ptr,
     minima_ptr,
@@ -86,7 +87,7 @@ def find_bounds_kernel(
         tl.store(counts_ptr + i_row, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
 def collect_kernel(
     scaled_ptr,
     top_k_ptr,
@@ -131,7 +132,7 @@ def find_mass_end(b_place, b_mass, wanted, ID_BITS: tl.constexpr):
     return last + 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
 def draw_candidates_kernel(
     seed_ptr,
     position_ptr,

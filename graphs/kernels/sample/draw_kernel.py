@@ -11,6 +11,7 @@ import triton.language as tl
 
 from graphs.kernels.sample.candidates_kernel import is_top_k_small
 from graphs.kernels.sample.rounds_kernel import follow_rounds, min_p_end, wanted_mass
+from graphs.kernels.sample.rows import ROW_POINTERS
 from graphs.kernels.sample.scan_kernel import PADDING_MAGNITUDE, scan
 from graphs.kernels.sample.select_kernel import bisect_places, find_top_k_end
 
@@ -19,7 +20,7 @@ from graphs.kernels.sample.select_kernel import bisect_places, find_top_k_end
 MAX_DRAWS = tl.constexpr(12)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
 def draw_rows_kernel(
     scaled_ptr,
     seed_ptr,

@@ -8,6 +8,7 @@ in rows whose nucleus does not have that draw.
 import triton
 import triton.language as tl
 
+from graphs.kernels.sample.rows import ROW_POINTERS
 from graphs.kernels.sample.scan_kernel import (
     MAGNITUDE_MASK,
     PADDING_MAGNITUDE,
@@ -94,7 +95,7 @@ def follow_rounds(
     return wanted, mass, rejected, drawn
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=ROW_POINTERS)
 def scan_splits_kernel(
     scaled_ptr,
     seed_ptr,

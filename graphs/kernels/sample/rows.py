@@ -6,6 +6,24 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+# What kernels read one number of a row from. It may start anywhere: in a table of several columns,
+# 16 bytes are not a multiple of every number of rows. Triton would compile for each case.
+ROW_POINTERS = [
+    "slots_ptr",
+    "positions_ptr",
+    "position_ptr",
+    "seed_ptr",
+    "is_greedy_ptr",
+    "temperature_ptr",
+    "presence_ptr",
+    "frequency_ptr",
+    "repetition_ptr",
+    "min_tokens_ptr",
+    "top_k_ptr",
+    "top_p_ptr",
+    "log_min_p_ptr",
+]
+
 
 class RowParams(NamedTuple):
     """The numbers of R rows, each [R].
