@@ -171,8 +171,12 @@ class StepModel:
         )
 
 
+@torch.inference_mode(mode=False)
 def build(geometry: str, batch: int, context: int, compile_blocks: str) -> StepModel:
-    """The model on the GPU, weights random, steps captured; `compile_blocks` as --compile."""
+    """The model on the GPU, weights random, steps captured; `compile_blocks` as --compile.
+
+    Outside inference mode, as a server is: code is compiled, and kept, for tensors made there.
+    """
     folder = GEOMETRIES / geometry
     config = EngineConfig(
         model_path=str(folder),
