@@ -71,7 +71,7 @@ def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
         thread.shutdown()
         if needs_compiler(fault):
             raise ValueError(
-                "--compile on needs a C++ compiler (g++); install one or use --compile off"
+                "compiling needs a C++ compiler (g++): install one or use --compile off"
             ) from fault
         raise
     runner = Runner(

@@ -14,10 +14,12 @@ import torch
 
 from engine.batch import (
     MIN_TABLE_PAGES,
+    PREFILL_ROW_MULTIPLE,
     build_chunks,
     padded_rows,
 )
 from engine.cache.pools import PADDING_INDEX
+from engine.model_config import ModelConfig
 from engine.models.hybrid import HybridModel
 from engine.sampler import SamplingPlan, sample
 from engine.sampling_rows import SamplingTable
@@ -25,9 +27,8 @@ from engine.step_memory import SCORED_ROWS_AT_ONCE
 from engine.token_step import GREEDY, Chosen, StepFunctions
 from graphs.family import GraphFamily
 from graphs.inputs import ForwardInputs, Kind
+from graphs.kernels.moe.configs import GroupedConfig, RouterConfig, grouped_config, router_config
 
-# The first rows of each range beyond the fewest: experts, splits of the context.
-PREFILL_RANGES = (192, 272, 1024, 4096)
 # Sizes of a prefill here that differ from each other and from those of decode steps: equal ones
 # would be taken for one dimension.
 PREFILL_REQUESTS = 3
@@ -70,7 +71,7 @@ def warm_up(
             if size in decode.sizes:
                 decode.run_padding(size, decode.variants[0], (num_pages - 1) * page_size)
     decode.compile()
-    for num_rows in prefill_sizes(device, max_prefill_rows):
+    for num_rows in prefill_sizes(model.config, model.embedding.dtype, device, max_prefill_rows):
         inputs = padding_prefill(PREFILL_REQUESTS, num_rows, PREFILL_PAGES, device)
         hidden = model.hidden(inputs, functions.forward)
     for num_rows in HEAD_ROWS:
@@ -78,10 +79,33 @@ def warm_up(
         model.logits(hidden, rows, functions.forward)
 
 
-def prefill_sizes(device: torch.device, max_rows: int) -> list[int]:
-    """The fewest rows of a prefill; on CUDA also one size of each range with kernels of its own."""
-    ranges = PREFILL_RANGES if device.type == "cuda" else ()
-    return [padded_rows(1, device), *(num_rows for num_rows in ranges if num_rows <= max_rows)]
+def prefill_sizes(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, max_rows: int
+) -> list[int]:
+    """The fewest rows of a prefill, and on CUDA the fewest of each range with kernels of its own.
+
+    Beyond the fewest, that is where the experts' blocks change.
+    """
+    least = padded_rows(1, device)
+    if device.type != "cuda" or not any(config.is_moe):
+        return [least]
+    sizes, before = [], None
+    for num_rows in range(least, padded_rows(max_rows, device) + 1, PREFILL_ROW_MULTIPLE):
+        blocks = expert_blocks(config, dtype, num_rows)
+        if blocks != before:
+            sizes.append(num_rows)
+        before = blocks
+    return sizes
+
+
+def expert_blocks(
+    config: ModelConfig, dtype: torch.dtype, num_rows: int
+) -> tuple[RouterConfig, GroupedConfig]:
+    """How the kernels of the experts are launched for that many rows."""
+    experts, hidden = config.num_experts, config.hidden_size
+    return router_config(num_rows, hidden, experts, dtype), grouped_config(
+        num_rows, experts, config.num_experts_per_tok, hidden, config.moe_intermediate_size, dtype
+    )
 
 
 def padding_prefill(

@@ -105,7 +105,8 @@ def test_captured_steps(family: str, tmp_path: Path) -> None:
     rig = build_rig(family, tmp_path)
     config = rig.model.config
     num_kinds = len(set(zip(config.layer_kinds, config.is_moe, strict=True)))
-    num_shapes = len(rig.steps.decode.sizes) + len(prefill_sizes(torch.device("cuda"), MAX_PREFILL))
+    prefills = prefill_sizes(config, torch.float32, torch.device("cuda"), MAX_PREFILL)
+    num_shapes = len(rig.steps.decode.sizes) + len(prefills)
     num_compilations = len(_debug_get_cache_entry_list(forward_block.__code__))
     assert 0 < num_compilations <= num_kinds * num_shapes
     check_captured_logits(rig)
