@@ -189,17 +189,16 @@ def build(geometry: str, batch: int, context: int, compile_blocks: str) -> StepM
     )
     model_config = load_model_config(folder)
     plan = make_plan(config, model_config, read_device_facts("cuda"), count_weights(model_config))
-    if plan.is_compiled:
-        keep_compiled_code(plan, config)
     clock = StartupClock()
     with clock.phase(LOAD):
         pools = allocate(plan)
         model = load_model(plan, pools, has_progress=False)
     prepare_thread(plan)
-    with clock.phase(COMPILE):
-        steps = build_steps(plan, model, pools)
-    with clock.phase(CAPTURE):
-        steps.decode.capture()
+    with keep_compiled_code(plan, config):
+        with clock.phase(COMPILE):
+            steps = build_steps(plan, model, pools)
+        with clock.phase(CAPTURE):
+            steps.decode.capture()
     step_model = StepModel(plan, pools, model, steps, clock.finish(), batch, context)
     step_model.fill_tables()
     return step_model

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 INDUCTOR_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 TRITON_VARIABLE = "TRITON_CACHE_DIR"
+INDUCTOR_PART, TRITON_PART = "inductor", "triton"
 MARKER = "deltaloom-compile-cache"
 MAX_KEPT_FOLDERS = 4
 # A younger folder may be in use by a start that still compiles.
@@ -94,8 +95,8 @@ def use_compile_cache(
     if folder.parent == root:
         prune(root, key)
     default = Path(default_cache_dir())
-    set_unless_given(environment, INDUCTOR_VARIABLE, folder / "inductor", default)
-    set_unless_given(environment, TRITON_VARIABLE, folder / "triton", default)
+    set_unless_given(environment, INDUCTOR_VARIABLE, folder / INDUCTOR_PART, default)
+    set_unless_given(environment, TRITON_VARIABLE, folder / TRITON_PART, default)
     return folder
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -14,10 +16,16 @@ from engine.attention.paged import PAGED_BACKENDS, TORCH_PAGED
 from engine.cache.allocator import IndexAllocator
 from engine.cache.pools import CachePools, allocate_pools
 from engine.client import EngineInfo
-from engine.compile_cache import compile_cache_key, use_compile_cache
+from engine.compile_cache import (
+    INDUCTOR_PART,
+    TRITON_PART,
+    compile_cache_key,
+    use_compile_cache,
+)
 from engine.config import EngineConfig
 from engine.device_facts import read_device_facts
 from engine.engine import Engine
+from engine.kept_code import KeptCode
 from engine.loader import fill_dummy, load_weights
 from engine.memory import describe_memory
 from engine.model_config import ModelConfig, load_model_config
@@ -54,10 +62,17 @@ def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
     model_config = load_model_config(folder)
     facts = read_device_facts(config.device)
     plan = make_plan(config, model_config, facts, count_weights(model_config))
-    if plan.is_compiled:
-        keep_compiled_code(plan, config)
     tokenizer = load_tokenizer(folder)
     logger.info(describe_memory(plan.memory))
+    with keep_compiled_code(plan, config):
+        scheduler, runner = start_steps(plan, clock, has_progress=has_progress)
+    startup_s = clock.finish()
+    logger.info("ready: %s", describe_startup(startup_s))
+    return Engine(describe(plan, startup_s), scheduler, runner, tokenizer, plan.seed)
+
+
+def start_steps(plan: Plan, clock: StartupClock, *, has_progress: bool) -> tuple[Scheduler, Runner]:
+    """A scheduler and a runner that have served a request: loaded, compiled, captured."""
     with clock.phase(LOAD):
         pools = allocate(plan)
         model = load_model(plan, pools, has_progress=has_progress)
@@ -79,20 +94,28 @@ def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
         steps,
         thread,
         page_size=plan.page_size,
-        eos_token_ids=model_config.eos_token_ids,
-        device=facts.device,
+        eos_token_ids=plan.model.eos_token_ids,
+        device=plan.device.device,
     )
     scheduler = build_scheduler(plan)
     serve_first_request(scheduler, runner, plan.limits.max_request_tokens)
-    startup_s = clock.finish()
-    logger.info("ready: %s", describe_startup(startup_s))
-    return Engine(describe(plan, startup_s), scheduler, runner, tokenizer, plan.seed)
+    return scheduler, runner
 
 
-def keep_compiled_code(plan: Plan, config: EngineConfig) -> None:
-    """Have what this process compiles kept for the next start; see `engine.compile_cache`."""
+@contextmanager
+def keep_compiled_code(plan: Plan, config: EngineConfig) -> Iterator[None]:
+    """Keep what is compiled in here for the next start, if no error ends it."""
+    if not plan.is_compiled:
+        yield
+        return
     key = compile_cache_key(plan.model, plan.device, (plan.dtype, plan.state_dtype))
-    use_compile_cache(key, Path(config.compile_cache) if config.compile_cache else None)
+    root = Path(config.compile_cache) if config.compile_cache else None
+    kept_code = KeptCode(use_compile_cache(key, root), (INDUCTOR_PART, TRITON_PART))
+    try:
+        yield
+        kept_code.record()
+    finally:
+        kept_code.close()
 
 
 def serve_first_request(scheduler: Scheduler, runner: Runner, max_request_tokens: int) -> None:
