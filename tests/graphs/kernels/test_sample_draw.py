@@ -182,10 +182,10 @@ def test_no_noise_can_make_it_draw_for_long(device: torch.device) -> None:
 
     Oracle: the reference.
     """
-    scaled = torch.zeros(2, 600, device=device)
+    scaled = torch.zeros(2, 300, device=device)
     for top_p in (1e-30, 1e-2):
         rows = rows_from([(OFF, top_p, 0.0)] * 2, scaled)
-        rows = rows._replace(seed=stubborn_seeds(600, device))
+        rows = rows._replace(seed=stubborn_seeds(300, device))
         check_rows(scaled, torch.zeros_like(rows.seed), rows)
 
 
@@ -226,8 +226,9 @@ def test_greedy_rows_get_no_noise(device: torch.device) -> None:
 @pytest.mark.parametrize("value", [float("nan"), INFINITY, -INFINITY, 3.0])
 def test_bad_rows_end_in_the_vocabulary(value: float, device: torch.device) -> None:
     """E4: what is no score changes no other row. Oracle: the range; the row beside it alone."""
-    good = random_scores(len(TRUNCATIONS), 65, 1.0, 5000, device)
-    rows = rows_from(TRUNCATIONS, good)
+    truncations = TRUNCATIONS[::2]
+    good = random_scores(len(truncations), 65, 1.0, 5000, device)
+    rows = rows_from(truncations, good)
     for is_bad in (torch.ones_like(good, dtype=torch.bool), torch.rand(good.shape) < 0.3):
         bad = good.masked_fill(is_bad.to(device), value)
         token_ids = draw(bad, rows.seed, rows)
