@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 LOCK = "lock"
 RECORD = "files.json"
@@ -25,7 +28,11 @@ class KeptCode:
     """
 
     def __init__(self, folder: Path, parts: Sequence[str]) -> None:
-        """Take a share of the folder; drop what no finished start has recorded, if alone in it."""
+        """Take a share of the folder; drop what no finished start has recorded, if alone in it.
+
+        Raises:
+            OSError: the folder cannot be written to, or its file system has no locks.
+        """
         self._folder, self._parts = folder, tuple(parts)
         self._lock = (folder / LOCK).open("a")
         if self._is_alone():
@@ -33,12 +40,16 @@ class KeptCode:
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def record(self) -> None:
-        """Note that all files are whole: after a good start."""
-        if self._is_alone():
-            sizes = {str(path.relative_to(self._folder)): size for path, size in self._files()}
-            written = self._folder / f"{RECORD}.{os.getpid()}"
+        """Note that all files are whole: after a good start, which a full disk does not undo."""
+        if not self._is_alone():
+            return
+        sizes = {str(path.relative_to(self._folder)): size for path, size in self._files()}
+        written = self._folder / f"{RECORD}.{os.getpid()}"
+        try:
             written.write_text(json.dumps(sizes))
             written.replace(self._folder / RECORD)
+        except OSError as fault:
+            logger.warning("the next start compiles again: %s", fault)
 
     def close(self) -> None:
         """Let go of the folder."""

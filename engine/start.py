@@ -110,7 +110,13 @@ def keep_compiled_code(plan: Plan, config: EngineConfig) -> Iterator[None]:
         return
     key = compile_cache_key(plan.model, plan.device, (plan.dtype, plan.state_dtype))
     root = Path(config.compile_cache) if config.compile_cache else None
-    kept_code = KeptCode(use_compile_cache(key, root), (INDUCTOR_PART, TRITON_PART))
+    folder = use_compile_cache(key, root)
+    try:
+        kept_code = KeptCode(folder, (INDUCTOR_PART, TRITON_PART))
+    except OSError as fault:  # a file system without locks, say; code is kept there unchecked
+        logger.warning("compiled code in %s is not checked: %s", folder, fault)
+        yield
+        return
     try:
         yield
         kept_code.record()

@@ -88,3 +88,14 @@ def test_links_are_not_followed(folder: Path, tmp_path_factory: pytest.TempPathF
     start_and_die(folder)
     assert outside.is_file()
     assert sorted(path.name for path in (folder / "inductor").iterdir()) == ["ab"]
+
+
+def test_a_disk_that_takes_no_record_does_not_undo_a_start(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """E5: a folder stands where the record should; a warning, and the next start begins anew."""
+    (folder / RECORD).mkdir()
+    record_all(folder)
+    assert "compiles again" in caplog.text
+    start_and_die(folder)
+    assert names(folder) == []
