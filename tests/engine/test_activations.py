@@ -29,6 +29,7 @@ from engine.models.hybrid import EAGER, HybridModel
 from engine.sampler import SamplingPlan, sample, score_tokens
 from engine.sampling_rows import SamplingTable
 from graphs.inputs import CHUNK_ROWS, ForwardInputs, Kind
+from graphs.kernels.attention import decode_launch
 from graphs.kernels.attention import ops as attention_ops
 from graphs.kernels.gdn import decode as gdn_decode_ops
 from graphs.kernels.gdn import prefill as gdn_prefill_ops
@@ -51,6 +52,7 @@ GEOMETRIES = Path(__file__).parents[2] / "bench" / "geometries"
 EMBEDDED = Path(__file__).parents[2] / "server" / "embedded"
 LAUNCHING = (
     attention_ops,
+    decode_launch,
     gdn_decode_ops,
     gdn_prefill_ops,
     linear_ops,

@@ -28,6 +28,9 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
                 yield f"{label} decode, some requests", partial(decode, *sizes, dtype, 16, 1)
                 yield f"{label} decode, many requests", partial(decode, *sizes, dtype, 256, 1)
                 yield f"{label} verify", partial(decode, *sizes, dtype, 2, 4)
+                yield f"{label} verify, many requests", partial(decode, *sizes, dtype, 64, 4)
+            else:
+                yield f"{label} decode, some requests", partial(decode, *sizes, dtype, 16, 1)
             yield f"{label} prefill", partial(prefill, *sizes, dtype)
 
 

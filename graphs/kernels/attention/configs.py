@@ -5,7 +5,7 @@ bench/kernels_attention.py times what they give.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,7 +13,7 @@ NUM_SMS = 132
 MAX_PROGRAMS = 32 * NUM_SMS
 FEW_PAIRS = 8
 SOME_PAIRS = 64
-COMBINED_DIMS = 32  # of one program of one warp; more dims or warps are no faster
+COMBINED_DIMS = 32  # at a time, of one program of one warp; more dims or warps are no faster
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,9 @@ class DecodeConfig:
     for contexts of several `long_tokens`, until a batch has `max_programs`.
     A program of the combine kernel adds up to `block_s` splits, the most there are.
     `is_strided`: a split takes every so manieth tile, or else neighbouring ones.
-    `loads_all_splits`: as in decode_kernel.py.
+    `loads_all_splits`: as in decode_kernel.py, and no pool.
+    `num_pooled`: programs that share all splits but the first of each context, or 0 for one
+    program a split. The pool reads the lengths of `block_r` contexts at once.
     """
 
     block_n: int
@@ -45,6 +47,8 @@ class DecodeConfig:
     block_s: int = 64
     loads_all_splits: bool = False
     is_strided: bool = True
+    num_pooled: int = 0
+    block_r: int = 64
 
 
 @dataclass(frozen=True)
@@ -70,21 +74,36 @@ def decode_config(
 
     `num_packed_rows`: query heads of one key/value head times rows of one request.
     """
-    loads_all = bool(num_pairs <= FEW_PAIRS)
+    config = pooled_config(dtype, head_dim, num_packed_rows, num_pairs)
+    # With few pairs the grid is small, and every split counts.
+    if bool(num_pairs <= FEW_PAIRS):
+        return replace(config, loads_all_splits=True, num_pooled=0)
+    return config
+
+
+def pooled_config(
+    dtype: torch.dtype, head_dim: int, num_packed_rows: int, num_pairs: int
+) -> DecodeConfig:
+    """`decode_config` but for few pairs.
+
+    The pools are about as many programs as run at the same time: more of them would find nothing
+    to do, and fewer would leave memory idle where all contexts are long.
+    """
     if dtype == torch.float32:
         num_warps = pad_to_power_of_two(num_packed_rows) // 4
-        return DecodeConfig(16, num_warps, 2, 2 * NUM_SMS, loads_all_splits=loads_all)
+        return DecodeConfig(16, num_warps, 2, 2 * NUM_SMS)  # never many programs, so no pool
     if num_packed_rows > 32:
-        return DecodeConfig(64, 8, 2, NUM_SMS, MAX_PROGRAMS, loads_all_splits=loads_all)
+        return DecodeConfig(64, 8, 2, NUM_SMS, MAX_PROGRAMS, num_pooled=NUM_SMS)
     if head_dim <= 128:
-        return DecodeConfig(64, 4, 3, 2 * NUM_SMS, MAX_PROGRAMS, loads_all_splits=loads_all)
+        return DecodeConfig(64, 4, 3, 2 * NUM_SMS, MAX_PROGRAMS, num_pooled=2 * NUM_SMS)
     # Large tiles for long contexts, small ones for many short contexts.
     if num_packed_rows <= 16 and bool(num_pairs <= SOME_PAIRS):
-        return DecodeConfig(64, 8, 3, NUM_SMS, MAX_PROGRAMS, loads_all_splits=loads_all)
+        return DecodeConfig(64, 8, 3, NUM_SMS, MAX_PROGRAMS, num_pooled=NUM_SMS)
+    if num_packed_rows <= 16:
+        return DecodeConfig(32, 4, 3, 2 * NUM_SMS, MAX_PROGRAMS, num_pooled=3 * NUM_SMS)
     # Verify of long contexts is faster over neighbouring tiles.
-    is_strided = num_packed_rows <= 16
     return DecodeConfig(
-        32, 4, 3, 2 * NUM_SMS, MAX_PROGRAMS, loads_all_splits=loads_all, is_strided=is_strided
+        32, 4, 3, 2 * NUM_SMS, MAX_PROGRAMS, is_strided=False, num_pooled=2 * NUM_SMS
     )
 
 
@@ -109,6 +128,20 @@ def least_tiles(config: DecodeConfig, num_pairs: int) -> int:
     most = max(config.short_tokens // config.block_n, 1)
     least: int = torch.sym_max(torch.sym_min(tiles, most), 1)
     return least
+
+
+def num_pooled_programs(config: DecodeConfig, num_pairs: int, num_splits: int) -> int:
+    """Programs of the pool: no more than splits that it may have to serve. May be symbolic."""
+    num_pooled: int = torch.sym_min(config.num_pooled, num_pairs * (num_splits - 1))
+    return num_pooled
+
+
+def combined_blocks(config: DecodeConfig, head_dim: int) -> int:
+    """Blocks of COMBINED_DIMS of one combining program.
+
+    All of a head where most programs find nothing to combine, so that they are few.
+    """
+    return -(-head_dim // COMBINED_DIMS) if config.num_pooled > 0 else 1
 
 
 def prefill_config(dtype: torch.dtype, head_dim: int) -> PrefillConfig:

@@ -16,24 +16,19 @@ import torch
 from torch import Tensor
 
 from graphs.kernels.attention.configs import (
-    COMBINED_DIMS,
-    DecodeConfig,
     PrefillConfig,
     PrepareConfig,
     decode_config,
     heads_per_program,
-    least_tiles,
-    num_decode_splits,
     pad_to_power_of_two,
     prefill_config,
 )
-from graphs.kernels.attention.decode_kernel import combine_splits_kernel, paged_decode_kernel
+from graphs.kernels.attention.decode_launch import check_strides, launch_decode
 from graphs.kernels.attention.prefill_kernel import paged_prefill_kernel
 from graphs.kernels.attention.prepare_kernel import prepare_qkv_kernel
 from graphs.kernels.launch import launch
 
 CHUNK = 64  # most rows of one chunk of the `chunks` table
-MAX_PACKED_ROWS = 128  # query heads of one key/value head times rows of one request, in decode
 
 
 @torch.library.triton_op("deltaloom::prepare_qkv", mutates_args={"k_pool", "v_pool"})
@@ -129,92 +124,6 @@ def paged_decode_attention(
     return out
 
 
-def launch_decode(
-    q: Tensor,
-    qkv: Tensor,
-    pools: tuple[Tensor, Tensor],
-    page_table: Tensor,
-    context_lens: Tensor,
-    rows_per_request: int,
-    out: Tensor,
-    config: DecodeConfig,
-) -> None:
-    """Fill out [T, HQ * D]. See `paged_decode_attention`."""
-    num_rows, num_q_heads, head_dim = q.shape
-    num_requests, num_table_pages = page_table.shape
-    _, page_size, num_kv_heads, _ = pools[0].shape
-    group_size = num_q_heads // num_kv_heads
-    check_strides(q, qkv, pools)
-    assert page_table.stride(1) == 1, "page table rows have gaps"
-    assert num_rows == num_requests * rows_per_request, "not rows_per_request rows a request"
-    assert group_size * rows_per_request <= MAX_PACKED_ROWS, "too many rows a request"
-    num_pairs = num_requests * num_kv_heads
-    num_splits = num_decode_splits(config, num_pairs, num_table_pages * page_size)
-    min_tiles = least_tiles(config, num_pairs)
-    is_split = num_splits > 1
-    loads_all_splits = is_split and config.loads_all_splits
-    partials = empty_partials(q, num_splits if is_split else 0)
-    launch(paged_decode_kernel)[(num_pairs * num_splits,)](
-        q,
-        qkv,
-        *pools,
-        page_table,
-        context_lens,
-        *partials,
-        out,
-        qkv.stride(0),
-        num_table_pages,
-        page_table.stride(0),
-        num_splits,
-        min_tiles,
-        SCALE=head_dim**-0.5 * math.log2(math.e),
-        H=num_kv_heads,
-        G=group_size,
-        ROWS=rows_per_request,
-        D=head_dim,
-        D_PAD=pad_to_power_of_two(head_dim),
-        M_PAD=pad_to_power_of_two(group_size * rows_per_request),
-        PAGE_SIZE=page_size,
-        BLOCK_N=config.block_n,
-        IS_STRIDED=config.is_strided,
-        LOADS_ALL_SPLITS=loads_all_splits,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
-    if is_split:
-        launch(combine_splits_kernel)[(num_rows * num_q_heads * -(-head_dim // COMBINED_DIMS),)](
-            *partials,
-            context_lens,
-            qkv,
-            out,
-            qkv.stride(0),
-            num_splits,
-            min_tiles,
-            HQ=num_q_heads,
-            ROWS=rows_per_request,
-            D=head_dim,
-            BLOCK_N=config.block_n,
-            BLOCK_S=config.block_s,
-            BLOCK_D=COMBINED_DIMS,
-            LOADS_ALL_SPLITS=loads_all_splits,
-            num_warps=1,
-        )
-
-
-def empty_partials(q: Tensor, num_splits: int) -> tuple[Tensor, Tensor]:
-    """Room for each split's result [T, HQ, splits, D] and log weight [T, HQ, splits], fp32.
-
-    Flat: from a symbolic number of splits Inductor would derive strides that it cannot prove to
-    be those of the graph, and copy (torch 2.11, which then fails to order the copy).
-    """
-    num_rows, num_q_heads, head_dim = q.shape
-    size = num_rows * num_q_heads * num_splits
-    return (
-        torch.empty(size * head_dim, dtype=torch.float32, device=q.device),
-        torch.empty(size, dtype=torch.float32, device=q.device),
-    )
-
-
 @torch.library.triton_op("deltaloom::paged_prefill_attention", mutates_args={})
 def paged_prefill_attention(
     q: Tensor,
@@ -288,11 +197,3 @@ def launch_prefill(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
-
-
-def check_strides(q: Tensor, qkv: Tensor, pools: tuple[Tensor, Tensor]) -> None:
-    """The kernels address memory as if these hold."""
-    assert q.is_contiguous(), "q is not contiguous"
-    assert qkv.stride(1) == 1, "qkv rows have gaps"
-    assert pools[0].is_contiguous(), "k_pool is not contiguous"
-    assert pools[1].is_contiguous(), "v_pool is not contiguous"
