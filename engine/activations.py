@@ -24,8 +24,6 @@ MIN_TILE_ROWS = 16
 # whole vocabulary is ranked (12 scores and noise, the rest 64-bit keys, their sorted twin and its
 # indices), and three 64-bit words for what the sort works in.
 SAMPLER_BYTES_PER_LOGIT = 74
-# While eager noise is made: its generator has many 64-bit words.
-EAGER_SAMPLER_BYTES_PER_LOGIT = 93
 # `engine.sampler.score_tokens`: 25 of tensors, and the top-k's.
 SCORER_BYTES_PER_LOGIT = 32
 
@@ -175,10 +173,9 @@ def head_bytes(config: ModelConfig, shape: StepShape, *, dtype: torch.dtype) -> 
     return (2 * shape.num_rows * config.hidden_size + wanted) * dtype.itemsize
 
 
-def sampler_bytes(num_rows: int, vocab_size: int, *, is_compiled: bool) -> int:
+def sampler_bytes(num_rows: int, vocab_size: int) -> int:
     """What the sampler adds to the logits of `num_rows` rows with every option in use."""
-    per_logit = SAMPLER_BYTES_PER_LOGIT if is_compiled else EAGER_SAMPLER_BYTES_PER_LOGIT
-    return num_rows * vocab_size * per_logit
+    return num_rows * vocab_size * SAMPLER_BYTES_PER_LOGIT
 
 
 def scorer_bytes(num_rows: int, vocab_size: int) -> int:

@@ -37,7 +37,7 @@ class SamplingTable:
     masked_ids: [S, ids] int64, tokens that may not come before min_tokens, else -1.
     output_counts: [S, V] int32 and in_prompt: [S, V] bool, right only in slots of requests
     with penalties.
-    token_ids: [1, V] int64, every token.
+    token_ids: [1, V] int64, every token in order.
     """
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:

@@ -105,7 +105,7 @@ def decode_bytes(config: ModelConfig, shape: StepShape, settings: StepSettings) 
     """What one decode or verify step holds: its blocks, or after them the head and sampling."""
     blocks = block_bytes(config, shape, dtype=settings.dtype, is_triton=settings.is_cuda)
     head = head_bytes(config, shape, dtype=settings.dtype)
-    return max(blocks, head + sampled_bytes(config, shape.num_logit_rows, settings))
+    return max(blocks, head + sampler_bytes(shape.num_logit_rows, config.vocab_size))
 
 
 def sampling_bytes(
@@ -117,12 +117,7 @@ def sampling_bytes(
     """
     num_sampled = limits.max_running_requests * draft.rows_per_request
     row = (4 * config.hidden_size + config.vocab_size) * settings.dtype.itemsize
-    sampler = sampled_bytes(config, num_sampled, settings)
+    sampler = sampler_bytes(num_sampled, config.vocab_size)
     num_scored = min(SCORED_ROWS_AT_ONCE, limits.max_prefill_tokens)
     scorer = scorer_bytes(num_scored, config.vocab_size)
     return (num_sampled + num_scored) * row + max(sampler, scorer)
-
-
-def sampled_bytes(config: ModelConfig, num_rows: int, settings: StepSettings) -> int:
-    """What choosing a token for each of `num_rows` rows adds to their logits."""
-    return sampler_bytes(num_rows, config.vocab_size, is_compiled=settings.is_compiled)

@@ -40,7 +40,7 @@ from graphs.kernels.kernel_set import (
     SampleKernels,
     torch_sample,
 )
-from graphs.kernels.sample.reference import gumbel_noise
+from graphs.kernels.sample.reference import vocabulary_noise
 from graphs.sizes import family_sizes
 
 logger = logging.getLogger(__name__)
@@ -138,4 +138,4 @@ def sample_kernels(device: torch.device, *, is_compiled: bool) -> SampleKernels:
     """How tokens are chosen. On the CPU the noise is most of the work: it may be compiled."""
     if device.type == "cuda":
         return TRITON_SAMPLE
-    return torch_sample(compile_whole(gumbel_noise)) if is_compiled else TORCH_SAMPLE
+    return torch_sample(compile_whole(vocabulary_noise)) if is_compiled else TORCH_SAMPLE

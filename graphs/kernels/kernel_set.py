@@ -88,7 +88,7 @@ class SampleKernels:
 
 
 def torch_sample(make_noise: sample_reference.NoiseFunction) -> SampleKernels:
-    """The reference with `gumbel_noise` as it is, or compiled."""
+    """The reference with `vocabulary_noise` as it is, or compiled."""
     return SampleKernels(
         argmax=sample_reference.argmax,
         adjust_logits=sample_reference.adjust_logits,
@@ -96,7 +96,7 @@ def torch_sample(make_noise: sample_reference.NoiseFunction) -> SampleKernels:
     )
 
 
-TORCH_SAMPLE = torch_sample(sample_reference.gumbel_noise)
+TORCH_SAMPLE = torch_sample(sample_reference.vocabulary_noise)
 TRITON_SAMPLE = SampleKernels(
     argmax=sample_ops.argmax,
     adjust_logits=sample_ops.adjust_logits,

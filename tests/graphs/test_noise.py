@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from graphs.kernels.sample.reference import (
     gumbel_noise,
     keep_mask,
-    philox_uniform,
     philox_words,
     rank_tokens,
+    token_words,
     uniform_from_words,
+    vocabulary_noise,
+    vocabulary_uniform,
 )
 from tests.oracle.sampling import Row, chi_square_p, noise_word, philox4x32_10, truncate
 
@@ -49,9 +51,11 @@ def test_oracle_matches_published_vectors(
 
 
 def test_first_published_vector() -> None:
-    """E4: Oracle: Random123's vector for an all-zero counter and key."""
+    """E4: tokens 0 to 3 get the words in order. Oracle: Random123's vector of zeros alone."""
     zero = torch.zeros(1, dtype=torch.int64)
-    assert philox_words(zero, zero, zero[None]).item() == 0x6627E8D5
+    published = [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    assert [word.item() for word in philox_words(zero, zero, zero[None])] == published
+    assert token_words(zero, zero, torch.arange(4)[None]).tolist() == [published]
 
 
 @settings(deadline=None, max_examples=60)
@@ -59,9 +63,21 @@ def test_first_published_vector() -> None:
 def test_words_equal_the_scalar_generator(rows: list[tuple[int, int]], ids: list[int]) -> None:
     """E4: noise bits of any (seed, position, token). Oracle: scalar Python integers."""
     seeds, positions = torch.tensor(rows, dtype=torch.int64).unbind(1)
-    words = philox_words(seeds, positions, torch.tensor([ids]))
+    words = token_words(seeds, positions, torch.tensor([ids]))
     expected = [[noise_word(seed, pos, token_id) for token_id in ids] for seed, pos in rows]
     assert words.tolist() == expected
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(SEEDS, WORDS), min_size=1, max_size=5), st.integers(1, 11))
+def test_a_vocabulary_has_the_words_of_its_tokens(
+    rows: list[tuple[int, int]], vocab_size: int
+) -> None:
+    """E4: no multiple of four tokens, or fewer than four. Oracle: scalar Python integers."""
+    seeds, positions = torch.tensor(rows, dtype=torch.int64).unbind(1)
+    expected = [[noise_word(seed, pos, token) for token in range(vocab_size)] for seed, pos in rows]
+    uniform = vocabulary_uniform(seeds, positions, torch.arange(vocab_size)[None])
+    assert torch.equal(uniform, uniform_from_words(torch.tensor(expected)))
 
 
 def test_compiled_words_are_the_same_bits() -> None:
@@ -70,12 +86,15 @@ def test_compiled_words_are_the_same_bits() -> None:
     seeds = torch.randint(-(2**63), 2**63 - 1, (6,), generator=generator)
     positions = torch.tensor([0, 1, 2**31 - 1, 2**31, 2**32 - 1, 77])
     ids = torch.arange(70)[None]
-    compiled = torch.compile(philox_words, fullgraph=True, dynamic=False)
+    compiled = torch.compile(token_words, fullgraph=True, dynamic=False)
     expected = [
         [noise_word(seed, pos, token_id) for token_id in range(70)]
         for seed, pos in zip(seeds.tolist(), positions.tolist(), strict=True)
     ]
     assert compiled(seeds, positions, ids).tolist() == expected
+    compiled = torch.compile(vocabulary_uniform, fullgraph=True, dynamic=False)
+    uniform = compiled(seeds, positions, ids)
+    assert torch.equal(uniform, uniform_from_words(torch.tensor(expected)))
 
 
 def test_uniform_excludes_its_ends() -> None:
@@ -93,15 +112,18 @@ def test_noise_depends_on_seed_position_and_token_alone() -> None:
     """E4: Oracle: the same rows alone, permuted and with a larger vocabulary."""
     seeds = torch.tensor([5, -9, 5, 2**62])
     positions = torch.tensor([0, 3, 1, 3])
-    noise = philox_uniform(seeds, positions, 100)
+    ids = torch.arange(130)[None]
+    noise = vocabulary_uniform(seeds, positions, ids[:, :99])
     order = torch.tensor([2, 0, 3, 1])
-    assert torch.equal(philox_uniform(seeds[order], positions[order], 100), noise[order])
-    assert torch.equal(philox_uniform(seeds, positions, 130)[:, :100], noise)
+    assert torch.equal(
+        vocabulary_uniform(seeds[order], positions[order], ids[:, :99]), noise[order]
+    )
+    assert torch.equal(vocabulary_uniform(seeds, positions, ids)[:, :99], noise)
     for index in range(4):
         row = slice(index, index + 1)
-        assert torch.equal(philox_uniform(seeds[row], positions[row], 100), noise[row])
-    picked = torch.tensor([[7, 99], [0, 1], [3, 3], [50, 2]])
-    full = gumbel_noise(seeds, positions, torch.arange(100)[None])
+        assert torch.equal(vocabulary_uniform(seeds[row], positions[row], ids[:, :99]), noise[row])
+    picked = torch.tensor([[7, 98], [0, 1], [3, 3], [50, 2]])
+    full = vocabulary_noise(seeds, positions, ids[:, :99])
     assert torch.allclose(gumbel_noise(seeds, positions, picked), full.gather(1, picked))
 
 
@@ -109,23 +131,28 @@ def test_gumbel_max_draws_from_the_distribution() -> None:
     """E4: 20,000 seeds at one position. Oracle: chi-square against the probabilities."""
     shares = torch.tensor([0.35, 0.2, 0.15, 0.12, 0.1, 0.05, 0.02, 0.0095, 0.0005])
     seeds = torch.arange(20_000)
-    noise = gumbel_noise(seeds, torch.full_like(seeds, 4), torch.arange(9)[None])
+    noise = vocabulary_noise(seeds, torch.full_like(seeds, 4), torch.arange(9)[None])
     chosen = (shares.log() + noise).argmax(-1)
     counts = torch.bincount(chosen, minlength=9).tolist()
     assert chi_square_p(counts, shares.tolist()) > MIN_P_VALUE
 
 
-@pytest.mark.parametrize("neighbour", ["seed", "position", "token"])
-def test_neighbouring_streams_are_independent(neighbour: str) -> None:
-    """E4: Oracle: chi-square of pairs of noise on an 8 × 8 grid of equal cells."""
+@pytest.mark.parametrize(
+    ("seed_step", "position_step", "token_step"),
+    [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 0, 4)],
+)
+def test_neighbouring_streams_are_independent(
+    seed_step: int, position_step: int, token_step: int
+) -> None:
+    """E4: tokens of one group and of the next too.
+
+    Oracle: chi-square of pairs of noise on an 8 × 8 grid of equal cells.
+    """
     seeds, positions = torch.arange(40), torch.full((40,), 6)
-    base = philox_uniform(seeds, positions, 501)
-    if neighbour == "seed":
-        other = philox_uniform(seeds + 1, positions, 501)
-    elif neighbour == "position":
-        other = philox_uniform(seeds, positions + 1, 501)
-    else:
-        other = base.roll(1, dims=1)
+    ids = torch.arange(501)[None]
+    base = vocabulary_uniform(seeds, positions, ids)
+    other = vocabulary_uniform(seeds + seed_step, positions + position_step, ids)
+    other = other.roll(token_step, dims=1)
     cells = (base * 8).long() * 8 + (other * 8).long()
     counts = torch.bincount(cells.flatten(), minlength=64).tolist()
     assert chi_square_p(counts, [1 / 64] * 64) > MIN_P_VALUE

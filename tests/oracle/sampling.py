@@ -53,7 +53,7 @@ def philox4x32_10(counter: Sequence[int], key: Sequence[int]) -> tuple[int, int,
 def noise_word(seed: int, position: int, token_id: int) -> int:
     """The word that decides one token's noise."""
     key = (seed & _MASK32, (seed >> 32) & _MASK32)
-    return philox4x32_10((token_id, position, 0, 0), key)[0]
+    return philox4x32_10((token_id // 4, position, 0, 0), key)[token_id % 4]
 
 
 def _float32(value: float) -> float:

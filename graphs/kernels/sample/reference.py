@@ -42,19 +42,19 @@ def _multiply_wide(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
     return (centred >> 32) + (multiplier >> 1), centred & _MASK32
 
 
-def philox_words(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
-    """The first output word of Philox4x32-10 as int64, [R, N], in [0, 2^32).
+def philox_words(seeds: Tensor, positions: Tensor, groups: Tensor) -> tuple[Tensor, ...]:
+    """The four output words of Philox4x32-10 as int64, each [R, N], in [0, 2^32).
 
-    seeds, positions: [R] int64. token_ids: [R, N] or [1, N] int64, in [0, 2^32), in a compiled
+    seeds, positions: [R] int64. groups: [R, N] or [1, N] int64, in [0, 2^32), in a compiled
     function an input or a result, not its own `arange`: the compiler would do the arithmetic
-    on the 32-bit index behind it. The key is (seed low, seed high), the counter (token id,
-    position, 0, 0). These are the bits of `tl.philox(seed, token_id, position, 0, 0)` with
+    on the 32-bit index behind it. The key is (seed low, seed high), the counter (group,
+    position, 0, 0). These are the bits of `tl.philox(seed, group, position, 0, 0)` with
     32-bit counters (64-bit ones select another generator there). Salmon et al., "Parallel
     random numbers: as easy as 1, 2, 3", 2011.
     """
     key_a = seeds[:, None] & _MASK32
     key_b = (seeds[:, None] >> 32) & _MASK32
-    word_0, word_1 = token_ids, positions[:, None] & _MASK32
+    word_0, word_1 = groups, positions[:, None] & _MASK32
     word_2 = word_3 = torch.zeros_like(word_1)
     for _ in range(_NUM_ROUNDS):
         high_a, low_a = _multiply_wide(word_0, _MULTIPLIER_A)
@@ -63,7 +63,16 @@ def philox_words(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
         word_2, word_3 = high_a ^ word_3 ^ key_b, low_a
         key_a = (key_a + _KEY_STEP_A) & _MASK32
         key_b = (key_b + _KEY_STEP_B) & _MASK32
-    return word_0
+    return word_0, word_1, word_2, word_3
+
+
+def token_words(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    """The words of any tokens, [R, N] int64: word t % 4 of group t // 4; see `philox_words`."""
+    words = philox_words(seeds, positions, token_ids >> 2)
+    is_odd = (token_ids & 1) == 1
+    low = torch.where(is_odd, words[1], words[0])
+    high = torch.where(is_odd, words[3], words[2])
+    return torch.where((token_ids & 2) == 2, high, low)
 
 
 def uniform_from_words(words: Tensor) -> Tensor:
@@ -71,20 +80,36 @@ def uniform_from_words(words: Tensor) -> Tensor:
     return ((words.float() + 0.5) * 2.0**-32).clamp(max=_MAX_UNIFORM)
 
 
-def philox_uniform(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """Uniform noise in (0, 1) of every token, [R, V] float32; see `philox_words`."""
-    token_ids = torch.arange(vocab_size, device=seeds.device)[None]
-    return uniform_from_words(philox_words(seeds, positions, token_ids))
-
-
-def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
-    """Standard Gumbel noise of the given tokens, [R, N] float32, always finite.
+def gumbel_from_uniform(uniform: Tensor) -> Tensor:
+    """Standard Gumbel noise, always finite.
 
     argmax(log p + noise) draws from p. The large values, which decide, come from u near 0,
     where float32 is finest.
     """
-    uniform = uniform_from_words(philox_words(seeds, positions, token_ids))
     return -torch.log(-torch.log1p(-uniform))
+
+
+def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    """Noise of any tokens, [R, N] float32; arguments as in `token_words`."""
+    return gumbel_from_uniform(uniform_from_words(token_words(seeds, positions, token_ids)))
+
+
+def vocabulary_uniform(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    """Uniform values in (0, 1) of every token, [R, V] float32.
+
+    token_ids: [1, V], all ids in order: its first numbers are those of the groups, and come from
+    memory, as `philox_words` asks. Four tokens share a call of the generator.
+    """
+    vocab_size = token_ids.shape[1]
+    groups = token_ids[:, : (vocab_size + 3) // 4]
+    # Stacked as float32: half the bytes of words, and what is left to do is contiguous.
+    uniform = [uniform_from_words(word) for word in philox_words(seeds, positions, groups)]
+    return torch.stack(uniform, -1).flatten(1)[:, :vocab_size]
+
+
+def vocabulary_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+    """`gumbel_noise` of every token, [R, V] float32; arguments as in `vocabulary_uniform`."""
+    return gumbel_from_uniform(vocabulary_uniform(seeds, positions, token_ids))
 
 
 def rank_tokens(scores: Tensor, num_ranked: int) -> tuple[Tensor, Tensor]:
@@ -193,15 +218,15 @@ def draw_tokens(
     *,
     has_truncation: bool,
     is_top_k_small: bool,
-    make_noise: NoiseFunction = gumbel_noise,
+    make_noise: NoiseFunction = vocabulary_noise,
 ) -> Tensor:
     """Gumbel-max over the tokens that stay, [R] int64; equal noisy scores: the lowest id.
 
     scaled: [R, V] float32, see `adjust_logits`, -inf for what may never be drawn. token_ids: [1, V]
-    int64, every token. positions: [R] int64, which noise of the row's seed. Greedy rows get none.
-    has_truncation: some row uses top_k, top_p or min_p. is_top_k_small: every row that is not
-    greedy has a top_k in [1, SMALL_TOP_K]. make_noise: `gumbel_noise`, perhaps compiled: over a
-    whole vocabulary it is most of the work of a row that is not truncated.
+    int64, every token in order. positions: [R] int64, which noise of the row's seed; greedy rows
+    get none. has_truncation: some row uses top_k, top_p or min_p. is_top_k_small: every row that
+    is not greedy has a top_k in [1, SMALL_TOP_K]. make_noise: `vocabulary_noise`, perhaps
+    compiled: it is most of the work of a row that is not truncated.
     """
     vocab_size = scaled.shape[-1]
     if has_truncation and is_top_k_small:

@@ -10,7 +10,7 @@ changes any of them.
 import triton
 import triton.language as tl
 
-from graphs.kernels.sample.noise_kernel import gumbel_noise
+from graphs.kernels.sample.noise_kernel import block_noise
 
 MAGNITUDE_MASK = tl.constexpr(0x7FFFFFFF)
 PADDING_MAGNITUDE = tl.constexpr(0x7F800001)  # right behind that of -inf
@@ -69,8 +69,9 @@ def scan(
 ):
     """Token ids first .. last - 1: the mass before end_mass, and the draw before end_draw.
 
-    The draw is the largest noisy score and its place, NEVER where no token is before end_draw.
-    IS_FIRST: most blocks have tokens before end_draw, so that none is looked at for that alone.
+    first is a multiple of 4. The draw is the largest noisy score and its place, NEVER where no
+    token is before end_draw. IS_FIRST: most blocks have tokens before end_draw, so that none is
+    looked at for that alone.
     """
     NEVER: tl.constexpr = PADDING_MAGNITUDE << ID_BITS
     o_block = tl.arange(0, BLOCK)
@@ -89,7 +90,7 @@ def scan(
             is_noisy = is_noisy & (tl.min(b_distance) < 0)
         b_noisy = b_scaled
         if is_noisy:
-            b_noisy = b_scaled + gumbel_noise(seed, position, o_id)
+            b_noisy = b_scaled + block_noise(seed, position, start, BLOCK)
         b_noisy = tl.where(b_noisy == b_noisy, b_noisy, float("-inf"))
         m_better = m_draw & ((b_noisy > b_best) | (b_drawn == NEVER))
         b_best = tl.where(m_better, b_noisy, b_best)

@@ -7,7 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graphs.kernels.sample.noise_kernel import gumbel_from_words, gumbel_noise, philox_words
+from graphs.kernels.sample.noise_kernel import (
+    block_words,
+    gumbel_from_uniform,
+    gumbel_noise,
+    token_words,
+    uniform_from_words,
+)
 from graphs.kernels.sample.rows import RowParams
 
 PROBE_BLOCK = 1024
@@ -18,15 +24,23 @@ def words_probe(seeds_ptr, positions_ptr, ids_ptr, words_ptr, num_ids, BLOCK: tl
     i_row, i_block = tl.program_id(0), tl.program_id(1)
     o_id = i_block * BLOCK + tl.arange(0, BLOCK)
     b_id = tl.load(ids_ptr + o_id, mask=o_id < num_ids, other=0)
-    b_word = philox_words(tl.load(seeds_ptr + i_row), tl.load(positions_ptr + i_row), b_id)
+    b_word = token_words(tl.load(seeds_ptr + i_row), tl.load(positions_ptr + i_row), b_id)
     tl.store(words_ptr + i_row * num_ids + o_id, b_word.to(tl.int64), mask=o_id < num_ids)
+
+
+@triton.jit
+def block_probe(seeds_ptr, positions_ptr, words_ptr, first, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    i_row = tl.program_id(0)
+    b_word = block_words(tl.load(seeds_ptr + i_row), tl.load(positions_ptr + i_row), first, BLOCK)
+    tl.store(words_ptr + i_row * BLOCK + tl.arange(0, BLOCK), b_word.to(tl.int64))
 
 
 @triton.jit
 def gumbel_probe(words_ptr, noise_ptr, num_words, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     o_word = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b_word = tl.load(words_ptr + o_word, mask=o_word < num_words, other=0).to(tl.uint32)
-    tl.store(noise_ptr + o_word, gumbel_from_words(b_word), mask=o_word < num_words)
+    b_noise = gumbel_from_uniform(uniform_from_words(b_word))
+    tl.store(noise_ptr + o_word, b_noise, mask=o_word < num_words)
 
 
 @triton.jit
@@ -39,13 +53,20 @@ def noise_probe(seeds_ptr, positions_ptr, ids_ptr, noise_ptr, num_ids, BLOCK: tl
 
 
 def kernel_words(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
-    """What kernels have for `reference.philox_words`, ids [1, N]."""
+    """What kernels have for `reference.token_words`, ids [1, N]."""
     shape = (len(seeds), token_ids.shape[1])
     words = torch.zeros(shape, dtype=torch.int64, device=seeds.device)
     grid = (shape[0], triton.cdiv(shape[1], PROBE_BLOCK))
     words_probe[grid](
         seeds, positions, token_ids.int().contiguous(), words, shape[1], BLOCK=PROBE_BLOCK
     )
+    return words
+
+
+def kernel_block_words(seeds: Tensor, positions: Tensor, first: int, block: int) -> Tensor:
+    """What kernels have for the words of tokens first .. first + block - 1, [R, block] int64."""
+    words = torch.zeros(len(seeds), block, dtype=torch.int64, device=seeds.device)
+    block_probe[(len(seeds),)](seeds, positions, words, first, BLOCK=block)
     return words
 
 

@@ -170,7 +170,7 @@ def stubborn_seeds(vocab_size: int, device: torch.device) -> Tensor:
     """The 2 of 20,000 seeds with most tokens whose noise is larger than that of all before them."""
     seeds = torch.arange(20_000, device=device)
     token_ids = torch.arange(vocab_size, device=device)[None]
-    noise = reference.gumbel_noise(seeds, torch.zeros_like(seeds), token_ids)
+    noise = reference.vocabulary_noise(seeds, torch.zeros_like(seeds), token_ids)
     num_records = (noise == noise.cummax(1).values).sum(1)
     most = num_records.topk(2)
     assert most.values.min() > NUM_ROUNDS + MAX_DRAWS.value

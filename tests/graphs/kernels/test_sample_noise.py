@@ -10,7 +10,12 @@ from torch import Tensor
 
 from graphs.kernels.sample import reference
 from tests import tolerances
-from tests.graphs.kernels.sample_cases import kernel_noise, kernel_words, noise_from_words
+from tests.graphs.kernels.sample_cases import (
+    kernel_block_words,
+    kernel_noise,
+    kernel_words,
+    noise_from_words,
+)
 
 SEEDS = st.integers(-(2**63), 2**63 - 1)
 POSITIONS = st.integers(0, 2**32 - 1)
@@ -22,7 +27,7 @@ def test_words_of_extreme_counters(device: torch.device) -> None:
     seeds = torch.tensor([0, -1, 2**63 - 1, -(2**63), 2**32, 7], device=device)
     positions = torch.tensor([0, 2**32 - 1, 2**31, 1, 2**31 - 1, 77], device=device)
     token_ids = torch.tensor([[0, 1, 2**22 - 1, 248319, 2**31 - 1]], device=device)
-    expected = reference.philox_words(seeds, positions, token_ids)
+    expected = reference.token_words(seeds, positions, token_ids)
     assert torch.equal(kernel_words(seeds, positions, token_ids), expected)
 
 
@@ -37,8 +42,20 @@ def test_words_are_the_references(rows: list[tuple[int, int]], device: torch.dev
     """E4: any seed and position. Oracle: the reference's integers, bit for bit."""
     seeds, positions = torch.tensor(rows, device=device).t().contiguous().unbind(0)
     token_ids = torch.arange(0, 248320, 1213, device=device)[None]
-    expected = reference.philox_words(seeds, positions, token_ids)
+    expected = reference.token_words(seeds, positions, token_ids)
     assert torch.equal(kernel_words(seeds, positions, token_ids), expected)
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("first", [0, 64, 248320 - 2048])
+@pytest.mark.parametrize("block", [64, 2048])
+def test_words_of_tokens_in_a_row(first: int, block: int, device: torch.device) -> None:
+    """E4: blocks of the passes over rows. Oracle: the reference's integers, token by token."""
+    seeds = torch.tensor([0, -1, 2**40 + 5], device=device)
+    positions = torch.tensor([3, 2**32 - 1, 0], device=device)
+    token_ids = torch.arange(first, first + block, device=device)[None]
+    expected = reference.token_words(seeds, positions, token_ids)
+    assert torch.equal(kernel_block_words(seeds, positions, first, block), expected)
 
 
 def noise_error(noise: Tensor, words: Tensor) -> Tensor:
@@ -69,7 +86,7 @@ def test_noise_of_many_tokens(device: torch.device) -> None:
     seeds = torch.arange(8, device=device)
     token_ids = torch.arange(5000, device=device)[None]
     noise = kernel_noise(seeds, seeds + 3, token_ids)
-    words = reference.philox_words(seeds, seeds + 3, token_ids)
+    words = reference.token_words(seeds, seeds + 3, token_ids)
     assert noise_error(noise, words).max() < tolerances.KERNEL_FP32_RTOL
     expected = reference.gumbel_noise(seeds, seeds + 3, token_ids)
     torch.testing.assert_close(noise, expected, rtol=0, atol=tolerances.KERNEL_FP32_RTOL)
