@@ -70,7 +70,6 @@ def draw_rows_kernel(
             ID_BITS,
             BLOCK,
             STAGES,
-            False,
         )
         wanted = wanted_mass(top_p, mass)
         rejected = tl.full([], NEVER, tl.int64)
@@ -107,7 +106,6 @@ def draw_rows_kernel(
             ID_BITS,
             BLOCK,
             STAGES,
-            False,
         )
         rejected = tl.where(mass >= wanted, drawn, rejected)
         drawn = tl.where(mass >= wanted, before, drawn)
@@ -129,7 +127,6 @@ def draw_rows_kernel(
             ID_BITS,
             BLOCK,
             STAGES,
-            False,
         )
     # Only a row without a best token of score 0 may have no draw.
     i_token = tl.where(drawn < NEVER, drawn & ((1 << ID_BITS) - 1), 0)

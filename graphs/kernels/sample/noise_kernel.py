@@ -10,6 +10,8 @@ KEY_STEP_A = tl.constexpr(0x9E3779B9)
 KEY_STEP_B = tl.constexpr(0xBB67AE85)
 NUM_ROUNDS = tl.constexpr(10)
 MAX_UNIFORM = tl.constexpr(1.0 - 2.0**-24)  # largest float32 below 1
+LOWEST_UNIFORM = tl.constexpr(2.0**-33)  # of word 0; its noise is the highest
+LOWEST_NOISE = tl.constexpr(-2.82)  # that of MAX_UNIFORM, and a hundredth less
 
 
 @triton.jit
@@ -82,9 +84,3 @@ def gumbel_from_uniform(b_uniform):
 def gumbel_noise(seed, position, o_id):
     """The noise of the tokens o_id (int32) in a row of int64 scalars seed and position."""
     return gumbel_from_uniform(uniform_from_words(token_words(seed, position, o_id)))
-
-
-@triton.jit
-def block_noise(seed, position, first, BLOCK: tl.constexpr):
-    """`gumbel_noise` of tokens in a row; see `block_words`."""
-    return gumbel_from_uniform(uniform_from_words(block_words(seed, position, first, BLOCK)))

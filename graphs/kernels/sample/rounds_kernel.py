@@ -159,7 +159,6 @@ def scan_splits_kernel(
             ID_BITS,
             BLOCK,
             3 if ROUND == 0 else 1,
-            ROUND == 0,
         )
         o_split = (i_row * NUM_ROUNDS + ROUND) * NUM_SPLITS + i_split
         tl.store(mass_ptr + o_split, mass)

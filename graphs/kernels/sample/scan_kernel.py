@@ -5,16 +5,29 @@ Scores are at most 0, so a score's magnitude, the bits of its absolute value, gr
 falls. A token's place, magnitude << ID_BITS | id as int64, is unique, and places ascend in the
 order that tokens rank. Counts and masses are integers, so no block and no order of additions
 changes any of them.
+
+A draw needs the noise of few tokens. Noise is less than -log(u) of its uniform value u, so a
+token is worse than a noisy score found before if u is beyond exp(score - that): one product, as
+mass needs exp(score) anyway. Blocks where no token comes near need no logarithms, and those of
+low scores alone no words. Which are left out changes nothing: what is equal is near.
 """
 
 import triton
 import triton.language as tl
 
-from graphs.kernels.sample.noise_kernel import block_noise
+from graphs.kernels.sample.noise_kernel import (
+    LOWEST_NOISE,
+    LOWEST_UNIFORM,
+    block_words,
+    gumbel_from_uniform,
+    uniform_from_words,
+)
 
 MAGNITUDE_MASK = tl.constexpr(0x7FFFFFFF)
 PADDING_MAGNITUDE = tl.constexpr(0x7F800001)  # right behind that of -inf
 MASS_SCALE = tl.constexpr(2.0**40)
+# Limits are a hundredth higher than they have to be: exp, noise and sums are 1e-4 off at most.
+LIMIT_SCALE = tl.constexpr(1.01)
 
 
 @triton.jit
@@ -38,6 +51,12 @@ def distance_from(end, b_magnitude, o_id, ID_BITS: tl.constexpr):
 def mass_of(b_scaled):
     """Integer probability mass, in units of 2^-40 of the best token's."""
     return (tl.exp(b_scaled) * MASS_SCALE).to(tl.int64)
+
+
+@triton.jit
+def any_of(m_token):
+    """Whether the mask is true anywhere, the same in all threads."""
+    return tl.max(m_token.to(tl.int32)) > 0
 
 
 @triton.jit
@@ -65,36 +84,39 @@ def scan(
     ID_BITS: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
-    IS_FIRST: tl.constexpr,
 ):
     """Token ids first .. last - 1: the mass before end_mass, and the draw before end_draw.
 
     first is a multiple of 4. The draw is the largest noisy score and its place, NEVER where no
-    token is before end_draw. IS_FIRST: most blocks have tokens before end_draw, so that none is
-    looked at for that alone.
+    token is before end_draw, or none that may be the row's draw.
     """
     NEVER: tl.constexpr = PADDING_MAGNITUDE << ID_BITS
     o_block = tl.arange(0, BLOCK)
     b_mass = tl.zeros([BLOCK], tl.int64)
     b_best = tl.full([BLOCK], float("-inf"), tl.float32)
     b_drawn = tl.full([BLOCK], NEVER, tl.int64)
+    # The row's best token scores 0 and is in every draw of the row, be it in this split or not.
+    floor = tl.full([], LOWEST_NOISE, tl.float32)
     for start in tl.range(first, last, BLOCK, num_stages=STAGES):
         o_id = start + o_block
         b_scaled, b_magnitude = load_scores(p_scaled, o_id, VOCAB)
         m_mass = distance_from(end_mass, b_magnitude, o_id, ID_BITS) < 0
         b_mass += tl.where(m_mass, mass_of(b_scaled), 0)
-        b_distance = distance_from(end_draw, b_magnitude, o_id, ID_BITS)
-        m_draw = b_distance < 0
-        is_noisy = is_greedy == 0
-        if not IS_FIRST:
-            is_noisy = is_noisy & (tl.min(b_distance) < 0)
-        b_noisy = b_scaled
-        if is_noisy:
-            b_noisy = b_scaled + block_noise(seed, position, start, BLOCK)
-        b_noisy = tl.where(b_noisy == b_noisy, b_noisy, float("-inf"))
-        m_better = m_draw & ((b_noisy > b_best) | (b_drawn == NEVER))
-        b_best = tl.where(m_better, b_noisy, b_best)
-        b_place = (b_magnitude.to(tl.int64) << ID_BITS) | o_id
-        b_drawn = tl.where(m_better, b_place, b_drawn)
+        m_draw = distance_from(end_draw, b_magnitude, o_id, ID_BITS) < 0
+        b_limit = tl.where(m_draw, tl.exp(b_scaled) * (tl.exp(-floor) * LIMIT_SCALE), 0.0)
+        if any_of(b_limit >= LOWEST_UNIFORM):
+            b_uniform = tl.full([BLOCK], 1.0, tl.float32)
+            if is_greedy == 0:
+                b_uniform = uniform_from_words(block_words(seed, position, start, BLOCK))
+            m_near = b_uniform <= b_limit
+            if any_of(m_near):
+                b_noisy = b_scaled
+                if is_greedy == 0:
+                    b_noisy = b_scaled + gumbel_from_uniform(b_uniform)
+                m_better = m_near & (b_noisy > b_best)
+                b_best = tl.where(m_better, b_noisy, b_best)
+                b_place = (b_magnitude.to(tl.int64) << ID_BITS) | o_id
+                b_drawn = tl.where(m_better, b_place, b_drawn)
+                floor = tl.maximum(floor, tl.max(b_best))
     best, drawn = choose_best(b_best, b_drawn, VOCAB, ID_BITS)
     return tl.sum(b_mass), best, drawn

@@ -166,6 +166,20 @@ def test_rows_without_truncation(vocab_size: int, device: torch.device) -> None:
     check_rows(scaled, rows.seed + 4, rows, has_truncation=False)
 
 
+@pytest.mark.parametrize("spread", [0.0, 2.0, 12.0])
+def test_no_token_left_out_is_the_best(spread: float, device: torch.device) -> None:
+    """E4: many seeds, blocks in which any token, few or none come near. Oracle: the reference."""
+    scaled = random_scores(48, 640, max(spread, 1.0), 5000, device)
+    scaled = scaled if spread else torch.zeros_like(scaled)
+    # One block has nothing that noise could lift, and two only equal scores.
+    scaled[:, 128:192] -= 40.0
+    scaled[1::2, 256:384] = -3.0
+    scaled[:, 600] = 0.0
+    rows = rows_from([(OFF, 1.0, 0.0)] * 48, scaled)
+    rows = rows._replace(is_greedy=rows.seed % 8 == 1)
+    check_rows(scaled, rows.seed % 7, rows, has_truncation=False)
+
+
 def stubborn_seeds(vocab_size: int, device: torch.device) -> Tensor:
     """The 2 of 20,000 seeds with most tokens whose noise is larger than that of all before them."""
     seeds = torch.arange(20_000, device=device)

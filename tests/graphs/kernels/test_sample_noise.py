@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from graphs.kernels.sample import reference
+from graphs.kernels.sample.noise_kernel import LOWEST_NOISE, LOWEST_UNIFORM
+from graphs.kernels.sample.scan_kernel import LIMIT_SCALE
 from tests import tolerances
 from tests.graphs.kernels.sample_cases import (
     kernel_block_words,
@@ -79,6 +83,20 @@ def test_noise_of_every_magnitude(device: torch.device) -> None:
     noise = noise_from_words(words)
     assert torch.isfinite(noise).all()
     assert noise_error(noise, words).max() < tolerances.KERNEL_FP32_RTOL
+
+
+def test_bounds_of_noise(device: torch.device) -> None:
+    """E4: passes over rows leave out no token that may be the best. Oracle: float64 logarithms."""
+    spread = [int(1.001**exponent) for exponent in range(22_180)]
+    ends = {0, *spread}
+    words = torch.tensor(sorted({*ends, *(2**32 - 1 - word for word in ends)}), device=device)
+    assert words[0] == 0 and words[-1] == 2**32 - 1
+    noise = noise_from_words(words).double()
+    uniform = reference.uniform_from_words(words).double()
+    slack = math.log(LIMIT_SCALE.value) / 10
+    assert uniform.min() == LOWEST_UNIFORM.value
+    assert noise.min() > LOWEST_NOISE.value
+    assert (noise <= slack - uniform.log()).all()
 
 
 def test_noise_of_many_tokens(device: torch.device) -> None:
