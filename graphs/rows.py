@@ -11,6 +11,8 @@ from torch import Tensor
 
 # In the field TOKEN_ID: the token that the row's slot chose last, which only the device knows.
 LAST_TOKEN = -1
+# In the field TOKEN_ID of a verify step: the row has no draft. It is scored and never committed.
+NO_DRAFT = -2
 
 
 class RowField(IntEnum):
@@ -18,7 +20,7 @@ class RowField(IntEnum):
 
     SLOT: of the row's request. POSITION: in its sequence. PAGE: the KV page that holds this
     position. OUTPUT_INDEX: index of the output token that the row chooses. TOKEN_ID: the row's
-    token, or LAST_TOKEN.
+    token, LAST_TOKEN or NO_DRAFT.
     """
 
     SLOT = 0

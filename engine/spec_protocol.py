@@ -1,0 +1,153 @@
+"""What the engine knows of speculation: one Protocol, the data that crosses it, loading by name.
+
+The engine schedules verify steps, runs them and commits what they accept. Which drafts a step
+scores and which of them it accepts, the runtime decides. Without a speculative algorithm
+nothing in `spec/` is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, cast
+
+from torch import Tensor
+
+from engine.memory import DraftMemory
+from engine.model_config import ModelConfig
+from engine.sampler import Sampled, SamplingPlan
+from engine.sampling_rows import SamplingTable
+from graphs.kernels.kernel_set import SampleKernels
+
+RUNTIME = "spec.runner"
+
+
+@dataclass(frozen=True)
+class SpecSettings:
+    """What the user asked of speculation, checked only in form.
+
+    `algorithm`: a name of `spec.registry`, or `module:Class` of a third party's proposer.
+    `num_drafts`: k, drafts of a request in one step. `synthetic_acceptance`: for speed tests,
+    the mean number of tokens that a step commits, in place of comparing drafts; None compares.
+    """
+
+    algorithm: str
+    num_drafts: int
+    draft_model_path: str | None = None
+    synthetic_acceptance: float | None = None
+
+
+@dataclass(frozen=True)
+class DraftRequest:
+    """A request whose next tokens are to be drafted; the lists are the engine's own, to read.
+
+    The last of prompt and output is the pending token: chosen, and not yet in the caches. A step
+    can commit at most `max_drafts` drafts: further ones would be beyond the request's length.
+    """
+
+    request_id: str
+    slot: int
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+    max_drafts: int
+
+
+@dataclass(frozen=True)
+class VerifyOutcome:
+    """What a drained step did for one request: its drafts, and the tokens that were committed."""
+
+    request_id: str
+    draft_ids: Sequence[int]
+    token_ids: Sequence[int]
+
+
+class VerifyRows(NamedTuple):
+    """The rows of a verify step on the device: R requests of k + 1 rows each, in order.
+
+    token_ids: [R, k + 1] int64, the pending token, then drafts, NO_DRAFT where there is none.
+    slots: [R * (k + 1)] int64, each row's slot, 0 in rows of padding. output_indexes:
+    [R * (k + 1)] int64, index of the output token that the row chooses.
+    """
+
+    token_ids: Tensor
+    slots: Tensor
+    output_indexes: Tensor
+
+
+class VerifyChoice(NamedTuple):
+    """What a verify step chose, on the device.
+
+    sampled: of each row; only those of the first num_committed rows of a request mean anything.
+    num_committed: [R] int64 in 1..k + 1, accepted drafts and one token more. The run ends with
+    the first token that ends the request by itself (EOS, a stop token) or with a bad row.
+    """
+
+    sampled: Sampled
+    num_committed: Tensor
+
+
+class SpecRuntime(Protocol):
+    """One draft method at work. `choose` runs inside the captured step; the rest on the host.
+
+    `propose` and `finish_step` are called in turns, from the thread that launches steps and from
+    the one that drains them, never at the same time.
+    """
+
+    @property
+    def num_drafts(self) -> int:
+        """k: rows of a request in a verify step, less one."""
+        ...
+
+    @property
+    def memory(self) -> DraftMemory:
+        """What drafting takes beside the target: known before anything is allocated."""
+        ...
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        """Up to max_drafts drafts for each request, fewer or none where it knows of none."""
+        ...
+
+    def choose(
+        self,
+        logits: Tensor,
+        rows: VerifyRows,
+        table: SamplingTable,
+        plan: SamplingPlan,
+        kernels: SampleKernels,
+    ) -> VerifyChoice:
+        """Sample every row of logits [R * (k + 1), vocab] as decode would, and accept drafts.
+
+        Static shapes, nothing read back: it is captured.
+        """
+        ...
+
+    def finish_step(self, outcomes: Sequence[VerifyOutcome]) -> None:
+        """After a verify step was drained: what became of the drafts."""
+        ...
+
+    def release(self, request_id: str) -> None:
+        """The request is over, or was preempted: forget what is kept for it."""
+        ...
+
+
+class SpecRuntimeModule(Protocol):
+    """What the module RUNTIME offers."""
+
+    def build_runtime(self, settings: SpecSettings, model: ModelConfig) -> SpecRuntime:
+        """The runtime of `settings` for a target.
+
+        Raises:
+            ValueError: an unknown algorithm or a bad setting; names the flag.
+        """
+        ...
+
+
+def load_spec_runtime(settings: SpecSettings, model: ModelConfig) -> SpecRuntime:
+    """Import `spec/` and build the runtime.
+
+    Raises:
+        ValueError: as `build_runtime`.
+    """
+    module = cast(SpecRuntimeModule, importlib.import_module(RUNTIME))
+    return module.build_runtime(settings, model)
