@@ -19,6 +19,7 @@ from engine.request import MAX_TOP_LOGPROBS, SamplingParams
 from engine.sampling_rows import SamplingTable
 from graphs.kernels.kernel_set import TORCH_SAMPLE, SampleKernels
 from graphs.kernels.sample.reference import SMALL_TOP_K, rank_tokens
+from graphs.kernels.sample.rows import RowParams
 
 
 @dataclass(frozen=True)
@@ -107,12 +108,15 @@ def sample(
     positions: Tensor,
     plan: SamplingPlan,
     kernels: SampleKernels = TORCH_SAMPLE,
+    row_tokens: Tensor | None = None,
+    rows_per_request: int = 1,
 ) -> Sampled:
     """Choose one token for each row.
 
     logits: [R, V], any float dtype, computed in float32. slots: [R] int64, the row's slot in
     `table`. positions: [R] int64, output index of the token to choose, 0 for the first. A row
-    depends on nothing but its own logits, slot and position.
+    depends on nothing but its own logits, slot and position; with several rows per request, in
+    order, also on its request's `row_tokens`, [R] int64, as `reference.adjust_logits` says.
     """
     if plan.is_all_greedy and not plan.has_adjustments:
         token_ids, is_bad = kernels.argmax(logits)
@@ -127,19 +131,37 @@ def sample(
             has_penalties=plan.has_penalties,
             has_bias=plan.has_bias,
             has_min_tokens=plan.has_min_tokens,
+            row_tokens=row_tokens,
+            rows_per_request=rows_per_request,
         )
-        if plan.is_all_greedy:
-            token_ids = scaled.argmax(-1)
-        else:
-            token_ids = kernels.draw_tokens(
-                scaled,
-                table.token_ids,
-                positions,
-                rows,
-                has_truncation=plan.has_truncation,
-                is_top_k_small=plan.is_top_k_small,
-            )
+        token_ids = draw(scaled, table, rows, positions, plan, kernels)
         token_ids = torch.where(is_bad, 0, token_ids)
+    return report(logits, token_ids, is_bad, plan)
+
+
+def draw(
+    scaled: Tensor,
+    table: SamplingTable,
+    rows: RowParams,
+    positions: Tensor,
+    plan: SamplingPlan,
+    kernels: SampleKernels,
+) -> Tensor:
+    """The tokens [R] int64 of scores [R, V] that `adjust_logits` made; any where a row is bad."""
+    if plan.is_all_greedy:
+        return scaled.argmax(-1)
+    return kernels.draw_tokens(
+        scaled,
+        table.token_ids,
+        positions,
+        rows,
+        has_truncation=plan.has_truncation,
+        is_top_k_small=plan.is_top_k_small,
+    )
+
+
+def report(logits: Tensor, token_ids: Tensor, is_bad: Tensor, plan: SamplingPlan) -> Sampled:
+    """The tokens chosen for rows of logits [R, V], with the log-probabilities that are planned."""
     if plan.num_top_logprobs is None:
         return Sampled(token_ids, is_bad, None, None, None)
     scores = score_tokens(logits, token_ids, plan.num_top_logprobs)

@@ -26,6 +26,17 @@ def penalise(b_logit, b_count, b_in_prompt, presence, frequency, repetition):
 
 
 @triton.jit
+def count_drafts(b_count, o_id, row_tokens_ptr, i_row, ROWS_PER_REQUEST: tl.constexpr):
+    """The counts, and the drafts of a request's rows up to this one; its first row has none."""
+    num_drafts = i_row % ROWS_PER_REQUEST
+    for i_back in tl.static_range(0, ROWS_PER_REQUEST - 1):
+        m_draft = i_back < num_drafts
+        token_id = tl.load(row_tokens_ptr + i_row - i_back, mask=m_draft, other=-1)
+        b_count += (o_id == token_id).to(tl.int32)
+    return b_count
+
+
+@triton.jit
 def peak_of(b_logit):
     """For the maximum: NaN counts as +inf, for the row is bad either way."""
     return tl.where(b_logit == b_logit, b_logit, float("inf"))
@@ -52,6 +63,7 @@ def adjust_splits_kernel(
     logits_ptr,
     slots_ptr,
     positions_ptr,
+    row_tokens_ptr,
     presence_ptr,
     frequency_ptr,
     repetition_ptr,
@@ -71,6 +83,7 @@ def adjust_splits_kernel(
     BIASES_PADDED: tl.constexpr,
     NUM_MASKED: tl.constexpr,
     MASKED_PADDED: tl.constexpr,
+    ROWS_PER_REQUEST: tl.constexpr,
     HAS_PENALTIES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_MIN_TOKENS: tl.constexpr,
@@ -95,6 +108,7 @@ def adjust_splits_kernel(
         b_logit = tl.load(p_logits + o_id, mask=m_id, other=float("-inf")).to(tl.float32)
         if is_penalised:
             b_count = tl.load(output_counts_ptr + slot * VOCAB + o_id, mask=m_id, other=0)
+            b_count = count_drafts(b_count, o_id, row_tokens_ptr, i_row, ROWS_PER_REQUEST)
             b_in_prompt = tl.load(in_prompt_ptr + slot * VOCAB + o_id, mask=m_id, other=0)
             b_logit = penalise(b_logit, b_count, b_in_prompt, presence, frequency, repetition)
         tl.store(p_adjusted + o_id, b_logit, mask=m_id)

@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from graphs.kernels.launch import launch
-from graphs.kernels.sample.adjust_kernel import adjust_splits_kernel, scale_splits_kernel
+from graphs.kernels.sample.adjust import adjust_logits
 from graphs.kernels.sample.argmax_kernel import argmax_rows_kernel, argmax_splits_kernel
 from graphs.kernels.sample.candidates_kernel import (
     collect_kernel,
@@ -27,7 +27,9 @@ from graphs.kernels.sample.configs import (
 )
 from graphs.kernels.sample.draw_kernel import draw_rows_kernel
 from graphs.kernels.sample.rounds_kernel import scan_splits_kernel
-from graphs.kernels.sample.rows import RowParams, SlotAdjustments
+from graphs.kernels.sample.rows import RowParams
+
+__all__ = ["adjust_logits", "argmax", "draw_tokens"]
 
 MAX_VOCAB_SIZE = 2**22  # masses of 2^40 each sum to less than 2^63
 
@@ -65,112 +67,6 @@ def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
             num_warps=1,
         )
     return token_ids, is_bad.view(torch.bool)
-
-
-def adjust_logits(
-    logits: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    rows: RowParams,
-    tables: SlotAdjustments,
-    *,
-    has_penalties: bool,
-    has_bias: bool,
-    has_min_tokens: bool,
-) -> tuple[Tensor, Tensor]:
-    """Scores to draw by, [R, V] float32, and which rows are bad; see `reference.adjust_logits`."""
-    scaled, is_bad = launch_adjust(
-        logits,
-        slots,
-        positions,
-        rows.temperature,
-        rows.presence_penalty,
-        rows.frequency_penalty,
-        rows.repetition_penalty,
-        rows.min_tokens,
-        tables.bias_ids,
-        tables.bias_values,
-        tables.masked_ids,
-        tables.output_counts,
-        tables.in_prompt,
-        has_penalties,
-        has_bias,
-        has_min_tokens,
-    )
-    return scaled, is_bad
-
-
-@torch.library.triton_op("deltaloom::adjust_logits", mutates_args={})
-def launch_adjust(
-    logits: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-    temperature: Tensor,
-    presence_penalty: Tensor,
-    frequency_penalty: Tensor,
-    repetition_penalty: Tensor,
-    min_tokens: Tensor,
-    bias_ids: Tensor,
-    bias_values: Tensor,
-    masked_ids: Tensor,
-    output_counts: Tensor,
-    in_prompt: Tensor,
-    has_penalties: bool,
-    has_bias: bool,
-    has_min_tokens: bool,
-) -> tuple[Tensor, Tensor]:
-    """The adjusted logits with the peaks of splits, then the scores in their place."""
-    num_rows, vocab_size = logits.shape
-    assert vocab_size == output_counts.shape[1], "the tables are of another vocabulary"
-    device = logits.device
-    scaled = torch.empty(num_rows, vocab_size, dtype=torch.float32, device=device)
-    is_bad = torch.empty(num_rows, dtype=torch.uint8, device=device)
-    if num_rows == 0:
-        return scaled, is_bad.view(torch.bool)
-    config = draw_config(vocab_size)
-    peaks = torch.empty(num_rows, config.num_splits, dtype=torch.float32, device=device)
-    num_biases, num_masked = bias_ids.shape[1], masked_ids.shape[1]
-    launch(adjust_splits_kernel)[(num_rows * config.num_splits,)](
-        logits.contiguous(),
-        slots.contiguous(),
-        positions.contiguous(),
-        presence_penalty.contiguous(),
-        frequency_penalty.contiguous(),
-        repetition_penalty.contiguous(),
-        min_tokens.contiguous(),
-        bias_ids,
-        bias_values,
-        masked_ids,
-        output_counts,
-        in_prompt.view(torch.uint8),
-        scaled,
-        peaks,
-        VOCAB=vocab_size,
-        BLOCK=config.block,
-        SPLIT=config.split,
-        NUM_SPLITS=config.num_splits,
-        NUM_BIASES=num_biases,
-        BIASES_PADDED=triton.next_power_of_2(num_biases),
-        NUM_MASKED=num_masked,
-        MASKED_PADDED=triton.next_power_of_2(num_masked),
-        HAS_PENALTIES=has_penalties,
-        HAS_BIAS=has_bias,
-        HAS_MIN_TOKENS=has_min_tokens,
-        num_warps=config.num_warps,
-    )
-    launch(scale_splits_kernel)[(num_rows * config.num_splits,)](
-        scaled,
-        peaks,
-        temperature.contiguous(),
-        is_bad,
-        VOCAB=vocab_size,
-        BLOCK=config.block,
-        SPLIT=config.split,
-        NUM_SPLITS=config.num_splits,
-        SPLITS_PADDED=triton.next_power_of_2(config.num_splits),
-        num_warps=config.num_warps,
-    )
-    return scaled, is_bad.view(torch.bool)
 
 
 def draw_tokens(

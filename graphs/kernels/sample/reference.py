@@ -42,20 +42,23 @@ def _multiply_wide(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
     return (centred >> 32) + (multiplier >> 1), centred & _MASK32
 
 
-def philox_words(seeds: Tensor, positions: Tensor, groups: Tensor) -> tuple[Tensor, ...]:
+def philox_words(
+    seeds: Tensor, positions: Tensor, groups: Tensor, stream: int = 0
+) -> tuple[Tensor, ...]:
     """The four output words of Philox4x32-10 as int64, each [R, N], in [0, 2^32).
 
     seeds, positions: [R] int64. groups: [R, N] or [1, N] int64, in [0, 2^32), in a compiled
     function an input or a result, not its own `arange`: the compiler would do the arithmetic
     on the 32-bit index behind it. The key is (seed low, seed high), the counter (group,
-    position, 0, 0). These are the bits of `tl.philox(seed, group, position, 0, 0)` with
-    32-bit counters (64-bit ones select another generator there). Salmon et al., "Parallel
-    random numbers: as easy as 1, 2, 3", 2011.
+    position, stream, 0). These are the bits of `tl.philox(seed, group, position, stream, 0)`
+    with 32-bit counters (64-bit ones select another generator there). `stream`: in [0, 2^32);
+    numbers of different streams are independent, 0 is that of drawing tokens. Salmon et al.,
+    "Parallel random numbers: as easy as 1, 2, 3", 2011.
     """
     key_a = seeds[:, None] & _MASK32
     key_b = (seeds[:, None] >> 32) & _MASK32
     word_0, word_1 = groups, positions[:, None] & _MASK32
-    word_2 = word_3 = torch.zeros_like(word_1)
+    word_2, word_3 = torch.full_like(word_1, stream), torch.zeros_like(word_1)
     for _ in range(_NUM_ROUNDS):
         high_a, low_a = _multiply_wide(word_0, _MULTIPLIER_A)
         high_b, low_b = _multiply_wide(word_2, _MULTIPLIER_B)
@@ -94,22 +97,26 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     return gumbel_from_uniform(uniform_from_words(token_words(seeds, positions, token_ids)))
 
 
-def vocabulary_uniform(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+def vocabulary_uniform(
+    seeds: Tensor, positions: Tensor, token_ids: Tensor, stream: int = 0
+) -> Tensor:
     """Uniform values in (0, 1) of every token, [R, V] float32.
 
     token_ids: [1, V], all ids in order: its first numbers are those of the groups, and come from
-    memory, as `philox_words` asks. Four tokens share a call of the generator.
+    memory, as `philox_words` asks. Four tokens share a call of the generator. `stream`: as there.
     """
     vocab_size = token_ids.shape[1]
     groups = token_ids[:, : (vocab_size + 3) // 4]
     # Stacked as float32: half the bytes of words, and what is left to do is contiguous.
-    uniform = [uniform_from_words(word) for word in philox_words(seeds, positions, groups)]
+    uniform = [uniform_from_words(word) for word in philox_words(seeds, positions, groups, stream)]
     return torch.stack(uniform, -1).flatten(1)[:, :vocab_size]
 
 
-def vocabulary_noise(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+def vocabulary_noise(
+    seeds: Tensor, positions: Tensor, token_ids: Tensor, stream: int = 0
+) -> Tensor:
     """`gumbel_noise` of every token, [R, V] float32; arguments as in `vocabulary_uniform`."""
-    return gumbel_from_uniform(vocabulary_uniform(seeds, positions, token_ids))
+    return gumbel_from_uniform(vocabulary_uniform(seeds, positions, token_ids, stream))
 
 
 def rank_tokens(scores: Tensor, num_ranked: int) -> tuple[Tensor, Tensor]:
@@ -180,17 +187,24 @@ def adjust_logits(
     has_penalties: bool,
     has_bias: bool,
     has_min_tokens: bool,
+    row_tokens: Tensor | None = None,
+    rows_per_request: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Scores to draw by, [R, V] float32, at most 0: logits less their row maximum over temperature.
 
     Before that come penalties, then logit bias, then the min_tokens mask, of those that `has_*`
     names; neutral rows keep their bits. logits: [R, V], any float dtype. slots, positions: [R]
     int64. The second result, [R] bool, says which rows are bad, as `argmax` does; their scores
-    mean nothing.
+    mean nothing. row_tokens: [R] int64, the token each row was computed from, negative for none;
+    needed if `rows_per_request` is more than 1. Penalties then count the tokens of a request's
+    rows up to this one, less its first, which the tables count.
     """
     adjusted = logits.float()
     if has_penalties:
         counts = tables.output_counts[slots]
+        if rows_per_request > 1:
+            assert row_tokens is not None
+            counts = _count_drafts(counts, row_tokens, rows_per_request)
         is_seen = tables.in_prompt[slots] | (counts > 0)
         repetition = rows.repetition_penalty[:, None]
         repeated = torch.where(adjusted > 0, adjusted / repetition, adjusted * repetition)
@@ -208,6 +222,16 @@ def adjust_logits(
     # No adjustment turns NaN or +inf into a number, and amax hands NaN on.
     is_bad = ~torch.isfinite(peaks[:, 0])
     return (adjusted - peaks).div_(rows.temperature[:, None]), is_bad
+
+
+def _count_drafts(counts: Tensor, row_tokens: Tensor, rows_per_request: int) -> Tensor:
+    """Counts [R, V] int32, and for each row the drafts of its request up to it."""
+    drafts = row_tokens.view(-1, rows_per_request)[:, 1:]
+    tokens = drafts.repeat_interleave(rows_per_request, 0)
+    order = torch.arange(rows_per_request, device=counts.device)
+    is_up_to = (order[None, 1:] <= order[:, None]).repeat(len(drafts), 1)
+    is_counted = is_up_to & (tokens >= 0)
+    return counts.scatter_add(1, tokens.clamp(min=0), is_counted.int())
 
 
 def draw_tokens(

@@ -11,6 +11,7 @@ from torch import Tensor
 ROW_POINTERS = [
     "slots_ptr",
     "positions_ptr",
+    "row_tokens_ptr",
     "position_ptr",
     "seed_ptr",
     "is_greedy_ptr",

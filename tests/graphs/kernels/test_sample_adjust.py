@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -168,6 +170,97 @@ def test_a_row_does_not_depend_on_the_batch(device: torch.device) -> None:
     none = neutral_rows(0, 501, device)
     scaled, is_bad = adjust_logits(logits[:0], slots[:0], slots[:0], none, tables, **EVERYTHING)
     assert scaled.shape == (0, 501) and is_bad.shape == (0,)
+
+
+def random_drafts(num_rows: int, vocab_size: int, device: torch.device) -> Tensor:
+    """Row tokens of few kinds, so that drafts repeat; some rows have none."""
+    generator = torch.Generator().manual_seed(num_rows)
+    tokens = torch.randint(min(vocab_size, 3), (num_rows,), generator=generator)
+    tokens[torch.rand(num_rows, generator=generator) < 0.2] = -2
+    tokens[-1] = vocab_size - 1
+    return tokens.to(device)
+
+
+def check_drafts(
+    logits: Tensor, row_tokens: Tensor, rows: RowParams, tables: SlotAdjustments, rows_each: int
+) -> Tensor:
+    """Scores of requests of `rows_each` rows, which are the reference's."""
+    slots = torch.arange(len(logits), device=logits.device) // rows_each * 4 % NUM_SLOTS
+    positions = torch.arange(len(logits), device=logits.device) % 3
+    arguments = (logits, slots, positions, rows, tables)
+    verify = {"row_tokens": row_tokens, "rows_per_request": rows_each}
+    scaled, is_bad = adjust_logits(*arguments, **EVERYTHING, **verify)
+    expected, expected_bad = reference.adjust_logits(*arguments, **EVERYTHING, **verify)
+    assert torch.equal(is_bad, expected_bad)
+    assert torch.equal(scaled[~is_bad], expected[~is_bad])
+    return scaled
+
+
+@pytest.mark.parametrize("rows_each", [1, 2, 4, 8])
+@pytest.mark.parametrize("vocab_size", [1, 65, 500])
+def test_drafts_count_as_generated(vocab_size: int, rows_each: int, device: torch.device) -> None:
+    """V6, C-E3: a row's penalties see its request's drafts up to it. Oracle: the reference."""
+    num_rows = 2 * rows_each
+    logits = random_logits(num_rows, vocab_size, torch.bfloat16, device)
+    rows, tables = random_rows(num_rows, vocab_size, device), random_tables(vocab_size, device)
+    check_drafts(
+        logits, random_drafts(num_rows, vocab_size, device), rows, tables, rows_each=rows_each
+    )
+
+
+@pytest.mark.parametrize("adjust", [adjust_logits, reference.adjust_logits])
+def test_counted_drafts_are_those_of_one_row_after_another(
+    adjust: Callable[..., tuple[Tensor, Tensor]], device: torch.device
+) -> None:
+    """V6, C-E3: two requests of four rows, repeating drafts. Oracle: each row alone, its drafts
+    counted in the table; the request's first row is there already.
+    """
+    drafts = torch.tensor([[9, 2, 2, 2], [2, 4, -2, 4]], device=device)
+    logits = random_logits(8, 65, torch.float32, device)
+    rows, tables = random_rows(8, 65, device), random_tables(65, device)
+    rows.frequency_penalty[:] = 1.5
+    slots = torch.tensor([1, 1, 1, 1, 2, 2, 2, 2], device=device)
+    positions = torch.zeros_like(slots)
+    together, _ = adjust(
+        logits,
+        slots,
+        positions,
+        rows,
+        tables,
+        **EVERYTHING,
+        row_tokens=drafts.flatten(),
+        rows_per_request=4,
+    )
+    for row in range(8):
+        counts = tables.output_counts.clone()
+        for token_id in drafts[row // 4, 1 : row % 4 + 1].tolist():
+            if token_id >= 0:
+                counts[slots[row], token_id] += 1
+        here = slice(row, row + 1)
+        alone, _ = adjust(
+            logits[here],
+            slots[here],
+            positions[here],
+            RowParams(*(value[here] for value in rows)),
+            tables._replace(output_counts=counts),
+            **EVERYTHING,
+        )
+        assert torch.equal(alone, together[here])
+
+
+@pytest.mark.gpu
+def test_verify_rows_of_whole_vocabularies() -> None:
+    """V6: 64 requests of 4 rows, a real vocabulary. Oracle: the reference, bit for bit."""
+    device = torch.device("cuda")
+    tables = random_tables(248320, device)
+    for rows_each in (4, 8):
+        check_drafts(
+            random_logits(256, 248320, torch.bfloat16, device),
+            random_drafts(256, 248320, device),
+            random_rows(256, 248320, device),
+            tables,
+            rows_each,
+        )
 
 
 @pytest.mark.gpu
