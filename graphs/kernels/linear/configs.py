@@ -116,6 +116,9 @@ def one_row_config(num_weight_rows: int, depth: int, itemsize: int) -> OneRowCon
 
 def few_rows_config(num_weight_rows: int, *, is_gated: bool) -> FewRowsConfig:
     """For up to MAX_FEW_ROWS rows and a weight of num_weight_rows rows."""
-    if num_weight_rows >= 8192 and not is_gated:
+    if is_gated:
+        # Few stages: three programs an SM, so that no wave of them is left nearly empty.
+        return FewRowsConfig(block_n=128, block_k=64, num_warps=4, num_stages=3)
+    if num_weight_rows >= 8192:
         return FewRowsConfig(block_n=128, block_k=128, num_warps=8, num_stages=4)
     return FewRowsConfig(block_n=64, block_k=128, num_warps=4, num_stages=6)
