@@ -1,0 +1,1 @@
+"""Prompt lookup: drafts copied from where the request's last tokens occurred before."""

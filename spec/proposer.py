@@ -1,0 +1,110 @@
+"""What a draft method is: one method to write, hooks to override, bytes to declare.
+
+Knows nothing of scheduling, sampling or accepting; `spec/runner.py` calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.model_config import ModelConfig
+from engine.spec_protocol import DraftRequest, SpecSettings, VerifyOutcome
+
+
+@dataclass(frozen=True)
+class ProposerMemory:
+    """Device bytes that a draft method takes: once, and for each token of the target's KV cache.
+
+    Raises:
+        ValueError: a negative number.
+    """
+
+    fixed_bytes: int = 0
+    kv_per_token: int = 0
+
+    def __post_init__(self) -> None:
+        if self.fixed_bytes < 0 or self.kv_per_token < 0:
+            raise ValueError(f"a proposer cannot take fewer than 0 bytes: {self}")
+
+
+class Proposer:
+    """A draft method. Subclass it and write `propose`; every other method has a default.
+
+    The engine has one proposer, built before memory is planned. `capture` comes next, once, and
+    then for each request `finish_prefill`, any number of `propose` and `finish_verify`, and
+    `release`. All but `take_features` run on the host, from the thread that launches steps or
+    from the one that drains them, never two at the same time: a proposer needs no locks.
+    What any of them raises ends the engine.
+
+    `draft_probs`: None says that a draft is what the method holds likeliest (argmax drafts),
+    which are accepted where the target's own choice is the same. A method that draws its drafts
+    sets it in `capture`: float32 [requests, k, vocab] on the device, whose row i is what the
+    drafts of the i-th request of the last `propose` were drawn from. Steps may be captured with
+    its address, so it is written in place.
+    """
+
+    draft_probs: Tensor | None = None
+
+    def __init__(self, settings: SpecSettings, model: ModelConfig) -> None:
+        """Keep what the user asked for and the target's sizes; allocate nothing on the device.
+
+        A subclass raises ValueError for settings that it cannot serve, and names the flag.
+        """
+        self.settings = settings
+        self.model = model
+
+    @classmethod
+    def memory(cls, settings: SpecSettings, model: ModelConfig) -> ProposerMemory:
+        """Device bytes, for the memory plan; called before the proposer is built."""
+        return ProposerMemory()
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        """Drafts for each request, in order: the tokens that may follow its pending token.
+
+        Called before each verify step. At most `max_drafts` of a list are used, and none from
+        the first one on that is no token of the vocabulary; an empty list drafts nothing. The
+        lists in `requests` grow as tokens are committed, and only then: read them, keep no copy
+        that is not released.
+        """
+        raise NotImplementedError
+
+    def capture(self, device: torch.device, sizes: Sequence[int]) -> None:
+        """Allocate device memory, and capture graphs of the method's own.
+
+        Called once, before the target's steps are captured. `sizes`: numbers of requests that
+        steps are padded to.
+        """
+
+    def take_features(
+        self, hidden: Tensor, token_ids: Tensor, slots: Tensor, positions: Tensor
+    ) -> None:
+        """What the target computed for the rows of a prefill or verify step.
+
+        Part of the step and captured with it: device work of static shapes, nothing read back.
+        hidden: [T, hidden_size], after the final norm, valid within this call. token_ids, slots,
+        positions: [T] int64 of each row; rows of slot 0 are padding. Rows of drafts that the
+        step then rejects are among them.
+        """
+
+    def finish_prefill(self, request: DraftRequest) -> None:
+        """The prompt is in the caches. After a preemption the outputs so far are in them too.
+
+        Called when the step is drained, before the request's first `propose`.
+        """
+
+    def finish_verify(self, outcomes: Sequence[VerifyOutcome]) -> None:
+        """A verify step was drained: which drafts it scored and which tokens it committed.
+
+        Called before the requests' next `propose`, and before `release` of those that ended.
+        """
+
+    def release(self, request_id: str) -> None:
+        """The request ended, was aborted or was preempted: drop everything that is kept for it.
+
+        A request may be released without ever having been proposed for. A preempted request comes
+        back under the same id, with its outputs, and starts at `finish_prefill`.
+        """
