@@ -31,7 +31,8 @@ class BatchEntry:
     including those that steps in flight choose; the state may lag behind. The token of a
     decode row is the one that its slot chose last: it may be on the device alone. Tokens of
     prefill rows are always known. `num_scored`: this many leading rows report the
-    log-probability of the prompt token that follows them.
+    log-probability of the prompt token that follows them. In a verify step the first row holds the
+    pending token and drafts follow, of which at most `max_drafts` may be committed.
     """
 
     state: RequestState
@@ -40,6 +41,7 @@ class BatchEntry:
     samples: bool
     output_index: int
     num_scored: int = 0
+    max_drafts: int = 0
 
     @property
     def slot(self) -> int:
@@ -153,10 +155,12 @@ def build_page_table(batch: Batch, page_size: int, num_extra_requests: int) -> l
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step chose, on the host, one item per sampling entry in order.
+    """What a step chose, on the host: the tokens of each sampling entry, all in order.
 
     `scores`: per entry of the batch with num_scored > 0, in entry order, one item per scored
-    row: (log-probability, its likeliest tokens). The likeliest come untrimmed.
+    row: (log-probability, its likeliest tokens). The likeliest come untrimmed. A verify step
+    also has, per sampling entry, `num_committed`, how many tokens are its, and `draft_ids`, what
+    it scored; other steps have one token an entry.
     """
 
     token_ids: list[int]
@@ -164,3 +168,5 @@ class StepResult:
     logprobs: list[float] | None
     tops: list[list[tuple[int, float]]] | None
     scores: list[list[tuple[float, list[tuple[int, float]]]]]
+    num_committed: list[int] | None = None
+    draft_ids: list[list[int]] | None = None

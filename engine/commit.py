@@ -6,11 +6,41 @@ import logging
 import math
 from collections.abc import Collection
 
-from engine.batch import BatchEntry, StepResult
+from engine.batch import Batch, BatchEntry, StepResult
+from engine.draft_counts import DraftCounts
 from engine.request import FinishReason, RequestUpdate, TokenLogprob
 from engine.request_state import RequestState
 
 logger = logging.getLogger(__name__)
+
+
+def commit_verified(
+    batch: Batch,
+    result: StepResult,
+    counts: DraftCounts,
+    eos_token_ids: Collection[int],
+    max_request_tokens: int,
+) -> None:
+    """Append the tokens that a verify step accepted, of each request up to the one that ends it.
+
+    The request's rows beyond them are rolled back, and its drafts counted.
+    """
+    assert result.num_committed is not None and result.draft_ids is not None
+    first = 0
+    for entry, num_committed, draft_ids in zip(
+        batch.entries, result.num_committed, result.draft_ids, strict=True
+    ):
+        state = entry.state
+        state.land(entry.num_rows, samples=True, num_rejected=entry.num_rows - num_committed)
+        num_before = len(state.output_token_ids)
+        for index in range(first, first + num_committed):
+            if not state.is_over:
+                commit_token(state, result, index, eos_token_ids, max_request_tokens)
+        first += num_committed
+        num_accepted = min(len(state.output_token_ids) - num_before, num_committed - 1)
+        state.num_drafted += len(draft_ids)
+        state.num_accepted += num_accepted
+        counts.add(len(draft_ids), num_accepted)
 
 
 def commit_token(
@@ -52,6 +82,13 @@ def is_length_reached(state: RequestState, num_output: int, max_request_tokens: 
     """Whether a request ends with its num_output-th output token, whatever that token is."""
     is_full = state.num_prompt + num_output >= max_request_tokens
     return is_full or num_output == state.params.max_tokens
+
+
+def num_outputs_left(state: RequestState, num_output: int, max_request_tokens: int) -> int:
+    """How many tokens a request may still choose after num_output."""
+    num_left = max_request_tokens - state.num_prompt - num_output
+    max_tokens = state.params.max_tokens
+    return num_left if max_tokens is None else min(num_left, max_tokens - num_output)
 
 
 def find_stop_string(state: RequestState, token_id: int) -> str | None:
@@ -115,4 +152,6 @@ def finish_update(state: RequestState, error: str | None = None) -> RequestUpdat
         stop_reason=state.stop_reason,
         error=error or state.error,
         queue_s=queue_s,
+        num_drafted=state.num_drafted,
+        num_accepted=state.num_accepted,
     )

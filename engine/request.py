@@ -205,7 +205,8 @@ class RequestUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     request, None for EOS and for length. `error` explains FinishReason.ERROR;
     `is_user_error` says that the request itself was at fault (HTTP 400, not 500). `queue_s`
     comes with the first update: seconds from submission to the first admission, None when the
-    request was never admitted.
+    request was never admitted. `num_drafted` and `num_accepted` count the request's drafts so far
+    that were scored, and that became tokens.
     """
 
     request_id: str
@@ -217,6 +218,8 @@ class RequestUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     error: str | None = None
     is_user_error: bool = False
     queue_s: float | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):

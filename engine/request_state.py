@@ -18,6 +18,7 @@ class RequestState:
     the `num_steps_in_flight` steps that were launched and not drained, of which
     `num_tokens_in_flight` choose a token. `num_prefill` is the number of tokens known at
     admission: prefill processes these and chooses one, decode goes on from there.
+    `num_drafted` and `num_accepted` count drafts that were scored, and those that became tokens.
     `slot` and `pages` are set from admission until the request is over and no step in flight
     uses them. `num_undelivered` counts output tokens, with their log-probabilities, that no
     update has told the caller yet.
@@ -33,6 +34,8 @@ class RequestState:
     num_steps_in_flight: int = 0
     num_tokens_in_flight: int = 0
     num_prefill: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     slot: int | None = None
     pages: list[int] = field(default_factory=list)
     is_aborted: bool = False
@@ -84,7 +87,8 @@ class RequestState:
         The label of a snapshot taken then. A request that decodes has one token more than its
         state, `num_tokens - 1`. With overlap a request that stops has launched a further row
         already: its state contains `num_tokens`, or more than that when an abort or bad logits
-        kept a chosen token from being committed. Such a state belongs to no committed text.
+        kept a chosen token from being committed, or a stop string cut the tokens that a verify
+        step had accepted. Such a state belongs to no committed text.
         """
         return self.num_launched
 
@@ -102,9 +106,13 @@ class RequestState:
         self.num_steps_in_flight += 1
         self.num_tokens_in_flight += samples
 
-    def land(self, num_rows: int, *, samples: bool) -> None:
-        """The oldest step in flight with rows of this request was drained."""
-        self.num_computed += num_rows
+    def land(self, num_rows: int, *, samples: bool, num_rejected: int = 0) -> None:
+        """The oldest step in flight with rows of this request was drained.
+
+        The last `num_rejected` of its rows are rolled back: the next step's are at their positions.
+        """
+        self.num_computed += num_rows - num_rejected
+        self.num_launched -= num_rejected
         self.num_steps_in_flight -= 1
         self.num_tokens_in_flight -= samples
 

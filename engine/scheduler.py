@@ -9,36 +9,24 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from engine.batch import Batch, BatchEntry, StepResult
 from engine.cache.allocator import IndexAllocator
 from engine.commit import (
     commit_scores,
     commit_token,
+    commit_verified,
     fail,
     finish_update,
     is_length_reached,
+    num_outputs_left,
     take_update,
 )
+from engine.draft_counts import DraftCounts
 from engine.request import FinishReason, RequestUpdate
 from engine.request_state import RequestState
+from engine.scheduler_limits import SchedulerLimits
 from graphs.inputs import Kind
-
-
-@dataclass(frozen=True)
-class SchedulerLimits:
-    """Caps in force: requests running and waiting, prompt tokens per step, request length.
-
-    `max_steps_in_flight`: launched and undrained steps; 1 is without overlap.
-    """
-
-    max_running_requests: int
-    max_queued_requests: int
-    max_prefill_tokens: int
-    max_request_tokens: int
-    page_size: int
-    max_steps_in_flight: int = 1
 
 
 class Scheduler:
@@ -52,6 +40,9 @@ class Scheduler:
     A stop is known one step late with overlap. The request's last update goes out at once and
     its id is free again; it *leaves* when no step in flight uses its pages and slot, and what
     such a step has chosen for it is ignored. Stops by length are foreseen and cost no row.
+
+    A verify step has a request's pending token and its drafts in a row each. How many of them are
+    committed is known when it is drained; the rest is rolled back then, and so are their pages.
     """
 
     def __init__(
@@ -62,7 +53,9 @@ class Scheduler:
         eos_token_ids: Iterable[int],
     ) -> None:
         self.limits = limits
+        assert limits.num_drafts == 0 or limits.max_steps_in_flight == 1
         self.num_preemptions = 0
+        self.draft_counts = DraftCounts()
         self._pages, self._slots = pages, slots
         self._eos_token_ids = frozenset(eos_token_ids)
         self._waiting: deque[RequestState] = deque()
@@ -189,6 +182,12 @@ class Scheduler:
         assert all(self._by_id[state.request_id] is state for state in self._marked)
 
     def _commit(self, batch: Batch, result: StepResult) -> None:
+        eos_ids, max_tokens = self._eos_token_ids, self.limits.max_request_tokens
+        if batch.kind is Kind.VERIFY:
+            commit_verified(batch, result, self.draft_counts, eos_ids, max_tokens)
+            for entry in batch.entries:
+                self._return_pages(entry.state)
+            return
         scores = iter(result.scores)
         for entry in batch.entries:
             entry.state.land(entry.num_rows, samples=entry.samples)
@@ -196,10 +195,15 @@ class Scheduler:
             entry_scores = next(scores) if entry.num_scored else None
             if entry_scores is not None and not entry.state.is_over:
                 commit_scores(entry, entry_scores)
-        max_tokens = self.limits.max_request_tokens
         for index, entry in enumerate(batch.sampling_entries):
             if not entry.state.is_over:
-                commit_token(entry.state, result, index, self._eos_token_ids, max_tokens)
+                commit_token(entry.state, result, index, eos_ids, max_tokens)
+
+    def _return_pages(self, state: RequestState) -> None:
+        """Return the pages of rows that were rolled back; that of the pending token stays."""
+        num_kept = self._num_pages_for(state.num_launched + 1)
+        self._pages.give_back(state.pages[num_kept:])
+        del state.pages[num_kept:]
 
     def _plan(self) -> Batch | None:
         if self._last_kind is not Kind.PREFILL and (batch := self._plan_prefill()) is not None:
@@ -241,11 +245,23 @@ class Scheduler:
         entries = []
         for state in list(self._running):
             if state.slot is not None and self._can_decode(state) and self._grow(state):
-                index = state.next_output_index
-                entries.append(BatchEntry(state, state.num_launched, 1, True, index))
+                entries.append(self._decode_entry(state))
         # Victims are taken from the end while this goes from the front: no entry lost its slot.
         assert all(entry.state.slot is not None for entry in entries)
-        return Batch(Kind.DECODE, tuple(entries)) if entries else None
+        kind = Kind.VERIFY if self.limits.num_drafts else Kind.DECODE
+        return Batch(kind, tuple(entries)) if entries else None
+
+    def _decode_entry(self, state: RequestState) -> BatchEntry:
+        index = state.next_output_index
+        num_left = num_outputs_left(state, index, self.limits.max_request_tokens)
+        return BatchEntry(
+            state,
+            start=state.num_launched,
+            num_rows=self.limits.rows_per_request,
+            samples=True,
+            output_index=index,
+            max_drafts=min(self.limits.num_drafts, num_left - 1),
+        )
 
     def _can_decode(self, state: RequestState) -> bool:
         return state.is_prefilled and not state.is_aborted and not self._is_complete(state)
@@ -257,8 +273,11 @@ class Scheduler:
     def _admit(self, state: RequestState) -> bool:
         if len(self._running) >= self.limits.max_running_requests or self._slots.num_free == 0:
             return False
-        # One token more than known, so that the first decode does not preempt at once.
-        num_tokens = min(state.num_tokens + 1, self.limits.max_request_tokens)
+        # The rows of the first decode too, so that it does not preempt at once.
+        num_tokens = min(
+            state.num_tokens + self.limits.rows_per_request,
+            self.limits.max_request_tokens + self.limits.num_drafts,
+        )
         pages = self._pages.take(self._num_pages_for(num_tokens))
         if pages is None:
             return False
@@ -268,7 +287,7 @@ class Scheduler:
         return True
 
     def _grow(self, state: RequestState) -> bool:
-        """Own the page of the next row, at the cost of later requests, or of itself."""
+        """Own the pages of the next rows, at the cost of later requests, or of itself."""
         while self._num_missing_pages(state) > 0:
             taken = self._pages.take(1)
             if taken is not None:
@@ -286,8 +305,9 @@ class Scheduler:
         return sum(map(self._num_missing_pages, decoding)) > self._pages.num_free
 
     def _num_missing_pages(self, state: RequestState) -> int:
-        """Pages that the next row of a request needs and the request does not own."""
-        return max(self._num_pages_for(state.num_launched + 1) - len(state.pages), 0)
+        """Pages that the next rows of a request need and the request does not own."""
+        num_tokens = state.num_launched + self.limits.rows_per_request
+        return max(self._num_pages_for(num_tokens) - len(state.pages), 0)
 
     def _preempt(self, state: RequestState) -> None:
         assert not self._in_flight, "a step in flight may use the victim's pages"

@@ -35,7 +35,8 @@ from engine.plan import Plan, make_plan
 from engine.request import FinishReason, NewRequest, SamplingParams
 from engine.request_state import RequestState
 from engine.runner import Runner
-from engine.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler import Scheduler
+from engine.scheduler_limits import SchedulerLimits
 from engine.startup import CAPTURE, COMPILE, LOAD, StartupClock, describe_startup
 from engine.step_set import build_steps, prepare_thread
 from engine.tokens import load_tokenizer

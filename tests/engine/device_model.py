@@ -13,7 +13,8 @@ from engine.cache.allocator import IndexAllocator
 from engine.output_text import OutputText
 from engine.request import FinishReason, NewRequest, RequestUpdate, SamplingParams, TokenLogprob
 from engine.request_state import RequestState
-from engine.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler import Scheduler
+from engine.scheduler_limits import SchedulerLimits
 from graphs.inputs import Kind
 
 EOS = 0
