@@ -33,8 +33,9 @@ class DecodeConfig:
     A program of the combine kernel adds up to `block_s` splits, the most there are.
     `is_strided`: a split takes every so manieth tile, or else neighbouring ones.
     `loads_all_splits`: as in decode_kernel.py, and no pool.
-    `num_pooled`: programs that share all splits but the first of each context, or 0 for one
-    program a split. The pool reads the lengths of `block_r` contexts at once.
+    `num_pooled`: programs that share the splits in use, or 0 for one program a split, as have
+    batches whose splits, used or not, are at most `few_splits` a context or fill the pool at most
+    `few_rounds` times. The pool reads the lengths of `block_r` contexts at once.
     """
 
     block_n: int
@@ -48,6 +49,8 @@ class DecodeConfig:
     loads_all_splits: bool = False
     is_strided: bool = True
     num_pooled: int = 0
+    few_splits: int = 2
+    few_rounds: int = 2
     block_r: int = 64
 
 
@@ -131,17 +134,22 @@ def least_tiles(config: DecodeConfig, num_pairs: int) -> int:
 
 
 def num_pooled_programs(config: DecodeConfig, num_pairs: int, num_splits: int) -> int:
-    """Programs of the pool: no more than splits that it may have to serve. May be symbolic."""
-    num_pooled: int = torch.sym_min(config.num_pooled, num_pairs * (num_splits - 1))
-    return num_pooled
+    """Programs of the pool, or 0 where shapes alone say that few programs would be idle.
+
+    num_pairs and num_splits may be symbolic; what is returned is not.
+    """
+    if bool(num_splits <= config.few_splits):
+        return 0
+    is_pooled = bool(num_pairs * num_splits > config.few_rounds * config.num_pooled)
+    return config.num_pooled if is_pooled else 0
 
 
-def combined_blocks(config: DecodeConfig, head_dim: int) -> int:
+def combined_blocks(num_pooled: int, head_dim: int) -> int:
     """Blocks of COMBINED_DIMS of one combining program.
 
-    All of a head where most programs find nothing to combine, so that they are few.
+    All of a head beside a pool: most programs find nothing to combine, so that they are few.
     """
-    return -(-head_dim // COMBINED_DIMS) if config.num_pooled > 0 else 1
+    return -(-head_dim // COMBINED_DIMS) if num_pooled > 0 else 1
 
 
 def prefill_config(dtype: torch.dtype, head_dim: int) -> PrefillConfig:

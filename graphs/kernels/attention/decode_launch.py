@@ -46,10 +46,11 @@ def launch_decode(
     num_splits = num_decode_splits(config, num_pairs, num_table_pages * page_size)
     is_split = bool(num_splits > 1)
     partials = empty_partials(q, num_splits if is_split else 0)
-    if is_split and config.num_pooled > 0:
+    num_pooled = num_pooled_programs(config, num_pairs, num_splits)
+    if num_pooled > 0:
         launch_pooled(
             q, qkv, pools, page_table, context_lens, rows_per_request, partials, out, config,
-            num_splits,
+            num_splits, num_pooled,
         )  # fmt: skip
     else:
         launch_all_splits(
@@ -59,7 +60,7 @@ def launch_decode(
     if is_split:
         launch_combine(
             partials, context_lens, qkv, out, (num_q_heads, num_kv_heads, head_dim),
-            rows_per_request, config, num_splits,
+            rows_per_request, config, num_splits, num_pooled,
         )  # fmt: skip
 
 
@@ -120,15 +121,16 @@ def launch_pooled(
     out: Tensor,
     config: DecodeConfig,
     num_splits: int,
+    num_pooled: int,
 ) -> None:
-    """A program for each first split, and a pool of them for those of num_splits in use."""
+    """A pool of about num_pooled programs for those of num_splits splits that are in use."""
     _, num_q_heads, head_dim = q.shape
     num_requests, num_table_pages = page_table.shape
     _, page_size, num_kv_heads, _ = pools[0].shape
     group_size = num_q_heads // num_kv_heads
     num_pairs = num_requests * num_kv_heads
-    num_pooled = num_pooled_programs(config, num_pairs, num_splits)
-    launch(pooled_decode_kernel)[(num_pairs + num_pooled,)](
+    num_teams = max(num_pooled // num_kv_heads, 1)
+    launch(pooled_decode_kernel)[(num_teams * num_kv_heads,)](
         q,
         qkv,
         *pools,
@@ -167,11 +169,12 @@ def launch_combine(
     rows_per_request: int,
     config: DecodeConfig,
     num_splits: int,
+    num_pooled: int,
 ) -> None:
     """Fill out from the splits' partials; sizes: query heads, key/value heads, head dim."""
     num_q_heads, num_kv_heads, head_dim = sizes
     num_heads = out.shape[0] * num_q_heads  # of all rows
-    num_blocks = combined_blocks(config, head_dim)
+    num_blocks = combined_blocks(num_pooled, head_dim)
     num_pieces = -(-head_dim // (num_blocks * COMBINED_DIMS))
     launch(combine_splits_kernel)[(num_heads * num_pieces,)](
         *partials,

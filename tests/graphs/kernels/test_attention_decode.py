@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
 
 from graphs.kernels.attention import decode_launch, ops, reference
-from graphs.kernels.attention.configs import (
-    NUM_SMS,
-    DecodeConfig,
-    decode_config,
-    num_decode_splits,
-    num_pooled_programs,
-)
+from graphs.kernels.attention.configs import DecodeConfig, decode_config
 from tests.graphs.kernels.attention_cases import (
     GEOMETRIES,
     PADDED_DIM,
@@ -119,87 +111,6 @@ def test_shipped_configurations(rows: int, dtype: torch.dtype, device: torch.dev
     check_decode(SIX, [500, 3], rows, dtype, device)
 
 
-def decode_rows(
-    heads: Heads, context: PagedContext, rows: int, q: Tensor, qkv: Tensor, config: DecodeConfig
-) -> Tensor:
-    """[T, HQ * D] of a launch into memory that starts as NaN."""
-    out = torch.empty(q.shape[0], heads.num_q * heads.dim, dtype=q.dtype, device=q.device)
-    decode_launch.launch_decode(
-        q, qkv, (context.k_pool, context.v_pool), context.page_table, context.lens, rows, out,
-        config,
-    )  # fmt: skip
-    return out
-
-
-def check_pool(
-    heads: Heads,
-    context_lens: list[int],
-    rows: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    config: DecodeConfig,
-) -> None:
-    """A pool against the oracle, and bit by bit against a program for each split."""
-    context = build_context(heads, context_lens, dtype, device)
-    num_pairs = len(context_lens) * heads.num_kv
-    max_tokens = context.page_table.shape[1] * heads.page_size
-    assert num_decode_splits(config, num_pairs, max_tokens) > 1 and config.num_pooled > 0
-    num_rows = len(context_lens) * rows
-    q = torch.randn(num_rows, heads.num_q, heads.dim).to(device, dtype)
-    qkv = random_qkv(heads, num_rows, dtype, device)
-    got = decode_rows(heads, context, rows, q, qkv, config)
-    expected, real = expected_rows(context, heads, q, qkv, rows)
-    assert relative_error(got.cpu()[real], expected) < TOLERANCES[dtype]
-    each = decode_rows(heads, context, rows, q, qkv, replace(config, num_pooled=0))
-    # Padding requests read page 0, which holds NaN here: they are compared as bits.
-    assert torch.equal(bits(got), bits(each))
-
-
-MIXED_CONTEXTS = [1, 230, 0, 63, 65, 500, 0, 129]
-
-
-@pytest.mark.parametrize("is_strided", [True, False], ids=["strided", "neighbours"])
-@pytest.mark.parametrize(
-    ("heads", "rows", "num_pooled"), [(SIX, 1, 1), (PADDED_DIM, 3, 5), (SIXTEEN, 2, 1000)], ids=str
-)
-def test_pool_gives_the_bits_of_a_program_a_split(
-    heads: Heads, rows: int, num_pooled: int, is_strided: bool, device: torch.device
-) -> None:
-    """E2: more and fewer splits than the pool, requests past a vector. Oracle: fp64 attention."""
-    context_lens = [max(n, rows) if n > 0 else 0 for n in MIXED_CONTEXTS]
-    config = DecodeConfig(
-        32,
-        4,
-        2,
-        num_programs=12 * heads.num_kv,
-        max_programs=64 * heads.num_kv,
-        long_tokens=64,
-        short_tokens=64,
-        block_s=8,
-        is_strided=is_strided,
-        num_pooled=num_pooled,
-        block_r=4,
-    )
-    check_pool(heads, context_lens, rows, torch.float32, device, config)
-
-
-@pytest.mark.parametrize("context_lens", [[200] * 9, [64, 1, 0] * 3], ids=["all", "none"])
-def test_pool_of_equal_contexts(context_lens: list[int], device: torch.device) -> None:
-    """E2: every context uses splits, or none does. Oracle: fp64 attention."""
-    config = DecodeConfig(32, 4, 2, 18, 80, 64, 128, 4, num_pooled=7, block_r=8)
-    check_pool(SIX, context_lens, 1, torch.float32, device, config)
-
-
-@pytest.mark.parametrize("num_pairs", [9, 64, 65, 1024])
-@pytest.mark.parametrize("packed_rows", [8, 32, 64])
-def test_grids_stay_small(packed_rows: int, num_pairs: int) -> None:
-    """E2: wide page tables add few programs to one a pair. Oracle: three to a multiprocessor."""
-    config = decode_config(torch.bfloat16, 256, packed_rows, num_pairs)
-    num_splits = num_decode_splits(config, num_pairs, 4096 * 64)
-    num_pooled = num_pooled_programs(config, num_pairs, num_splits)
-    assert 0 < num_pooled <= min(3 * NUM_SMS, num_pairs * (num_splits - 1)) or num_splits == 1
-
-
 @pytest.mark.parametrize("page_size", [96, 24])
 def test_pages_that_tiles_do_not_divide(page_size: int, device: torch.device) -> None:
     """E2: tiles of 64 tokens over pages of 96 and 24. Oracle: fp64 attention."""
@@ -249,21 +160,6 @@ def test_real_sizes(geometry: str, rows: int, dtype: torch.dtype) -> None:
     heads, device = GEOMETRIES[geometry], torch.device("cuda")
     check_decode(heads, [5000], rows, dtype, device)
     check_decode(heads, [max(rows, 37 * r % 700) for r in range(70)] + [0], rows, dtype, device)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 2, 4, 8])
-@pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_pool_at_real_sizes(geometry: str, rows: int) -> None:
-    """E2: the shipped pools, some contexts long. Oracle: fp64 attention, a program a split."""
-    heads, device = GEOMETRIES[geometry], torch.device("cuda")
-    for num_requests in (5, 16, 70):
-        context_lens = [max(rows, 37 * r % 700) for r in range(num_requests - 3)]
-        context_lens += [0, 20_000, 9_001]
-        packed_rows = heads.num_q // heads.num_kv * rows
-        num_pairs = num_requests * heads.num_kv
-        config = decode_config(torch.bfloat16, heads.dim, packed_rows, num_pairs)
-        check_pool(heads, context_lens, rows, torch.bfloat16, device, config)
 
 
 @pytest.mark.gpu
