@@ -19,6 +19,7 @@ DTYPE = torch.bfloat16
 DTYPE_BYTES = 2
 LONG_CONTEXT = 32768
 SHORT_CONTEXT = 1024
+STEP_TOKENS = 16384  # room of the page tables of a captured step
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ def cases() -> Iterator[KernelCase]:
     for geometry in GEOMETRIES:
         for batch in (1, 16, 64):
             yield decode_case(geometry, batch, SHORT_CONTEXT)
+        for batch in (16, 64):
+            yield decode_case(geometry, batch, SHORT_CONTEXT, table_tokens=STEP_TOKENS)
         for batch in (1, 16):
             yield decode_case(geometry, batch, LONG_CONTEXT, min_share=0.8)
         yield decode_case(geometry, 16, SHORT_CONTEXT, rows=4)
@@ -64,26 +67,37 @@ def qkv_columns(num_q_heads: int, num_kv_heads: int) -> int:
     return 2 * (num_q_heads + num_kv_heads) * HEAD_DIM
 
 
-def paged_inputs(geometry: str, batch: int, num_rows: int, context: int) -> PagedInputs:
-    """num_rows rows of all requests together."""
+def paged_inputs(
+    geometry: str, batch: int, num_rows: int, context: int, table_tokens: int = 0
+) -> PagedInputs:
+    """num_rows rows of all requests together; page tables have room for table_tokens or more."""
     num_q_heads, num_kv_heads = GEOMETRIES[geometry]
     num_pages = batch * context // PAGE_SIZE
     shape = (1 + num_pages, PAGE_SIZE, num_kv_heads, HEAD_DIM)
-    pages = 1 + torch.randperm(num_pages, device="cuda")
+    pages = (1 + torch.randperm(num_pages, device="cuda")).view(batch, -1)
+    num_unused = max(table_tokens // PAGE_SIZE - pages.shape[1], 0)
     return PagedInputs(
         q=random(num_rows, num_q_heads, HEAD_DIM),
         qkv=random(num_rows, qkv_columns(num_q_heads, num_kv_heads)),
         k_pool=random(*shape),
         v_pool=random(*shape),
-        page_table=pages.view(batch, -1),
+        page_table=torch.nn.functional.pad(pages, (0, num_unused)),
         context_lens=torch.full((batch,), context, device="cuda"),
     )
 
 
 def decode_case(
-    geometry: str, batch: int, context: int, rows: int = 1, min_share: float | None = None
+    geometry: str,
+    batch: int,
+    context: int,
+    rows: int = 1,
+    min_share: float | None = None,
+    table_tokens: int = 0,
 ) -> KernelCase:
-    """Decode, or verify of several rows a request; keys and values are read once."""
+    """Decode, or verify of several rows a request; keys and values are read once.
+
+    table_tokens: what the page table has room for, where that is more than the context.
+    """
     num_q_heads, num_kv_heads = GEOMETRIES[geometry]
     context_elements = 2 * batch * context * num_kv_heads * HEAD_DIM
     row_elements = 3 * batch * rows * num_q_heads * HEAD_DIM  # queries, gates, outputs
@@ -93,14 +107,14 @@ def decode_case(
         return lambda: ops.paged_decode_attention(*inputs.tensors(), rows)
 
     return KernelCase(
-        name="decode_attention",
+        name="decode_attention_wide_table" if table_tokens > context else "decode_attention",
         geometry=geometry,
         dtype="bfloat16",
         batch=batch,
         rows_per_request=rows,
         context=context,
         runs=[
-            run(paged_inputs(geometry, batch, batch * rows, context))
+            run(paged_inputs(geometry, batch, batch * rows, context, table_tokens))
             for _ in range(num_buffers(num_bytes))
         ],
         ceiling=Ceiling.READ,
