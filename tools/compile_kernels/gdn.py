@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from graphs.kernels.gdn.decode import gdn_decode
-from tools.compile_kernels import gdn_prefill
+from tools.compile_kernels import gdn_prefill, gdn_verify
 
 NUM_SLOTS = 3
 NUM_K_HEADS = 16
@@ -22,6 +22,7 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
     for name, heads in NUM_V_HEADS.items():
         for state_dtype in (torch.float32, torch.bfloat16, torch.float16):
             yield f"decode {name} {state_dtype}", partial(decode, heads, state_dtype)
+    yield from gdn_verify.calls()
     yield from gdn_prefill.calls()
 
 
