@@ -48,7 +48,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of the engine's counters; totals count from the engine's start.
 
-    `num_recompilations_total`: compilations after the engine was ready; each is a bug.
+    `num_recompilations_total`: compilations after the engine was ready; each is a bug. The last
+    four count drafts, see `engine.draft_counts`.
     """
 
     num_requests_running: int = 0
@@ -60,6 +61,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     generation_tokens_total: int = 0
     num_steps_total: int = 0
     num_recompilations_total: int = 0
+    num_drafts_total: int = 0
+    num_draft_tokens_total: int = 0
+    num_accepted_tokens_total: int = 0
+    num_accepted_per_position: list[int] = []
 
 
 class EngineClient(Protocol):

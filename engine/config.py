@@ -16,9 +16,22 @@ def option(
     *,
     group: str,
     choices: tuple[str, ...] = (),
+    aliases: tuple[str, ...] = (),
+    is_for_speed_tests: bool = False,
 ) -> Any:  # noqa: ANN401
-    """A dataclass field that is also a command-line flag."""
-    return field(default=default, metadata={"help": help_text, "group": group, "choices": choices})
+    """A dataclass field that is also a command-line flag.
+
+    `aliases`: further names of the flag. `is_for_speed_tests`: outputs mean nothing with it, so
+    only `deltaloom bench` has the flag.
+    """
+    metadata = {
+        "help": help_text,
+        "group": group,
+        "choices": choices,
+        "aliases": aliases,
+        "is_for_speed_tests": is_for_speed_tests,
+    }
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +80,12 @@ class EngineConfig:
     )
     attention_backend: str = option(
         "auto",
-        "paged attention implementation; auto is triton on cuda, torch on the CPU",
+        "paged attention: triton, torch, or two of them as prefill,decode; auto is triton on "
+        "cuda, torch on the CPU",
         group="machine",
-        choices=("auto", "triton", "torch"),
+    )
+    tensor_parallel_size: int = option(
+        1, "GPUs that share one model; more than 1 is not supported yet", group="machine"
     )
     state_dtype: str = option(
         "float32",
@@ -103,6 +119,30 @@ class EngineConfig:
         "launch each step before the one before it is drained; auto is on for cuda",
         group="scheduling",
         choices=("auto", "on", "off"),
+    )
+    speculative_algorithm: str | None = option(
+        None,
+        "draft method: ngram, stub, or module:Class of a proposer of your own (default: none)",
+        group="speculation",
+        aliases=("--spec-algo",),
+    )
+    speculative_num_steps: int | None = option(
+        None,
+        "drafts of a request in one step, 1 to 7 (default: 3)",
+        group="speculation",
+        aliases=("--spec-num-steps",),
+    )
+    speculative_draft_model_path: str | None = option(
+        None,
+        "what the draft method reads, where it reads something",
+        group="speculation",
+        aliases=("--spec-draft-model",),
+    )
+    synthetic_acceptance: float | None = option(
+        None,
+        "for speed tests: tokens that a step commits on average, whatever the drafts are",
+        group="speculation",
+        is_for_speed_tests=True,
     )
     seed: int | None = option(
         None,

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from random import Random
 
-from engine.batch import Batch
+from engine.batch import Batch, StepResult
 from engine.client import EngineDeadError, EngineInfo, EngineStats, QueueFullError
 from engine.output_text import OutputText
 from engine.request import (
@@ -19,7 +19,9 @@ from engine.request import (
 from engine.request_state import RequestState
 from engine.runner import PendingStep, Runner
 from engine.scheduler import Scheduler
+from engine.spec_protocol import SpecRuntime, VerifyOutcome
 from engine.tokens import Tokenizer
+from graphs.inputs import Kind
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +42,13 @@ class Engine:
         runner: Runner,
         tokenizer: Tokenizer | None,
         seed: int,
+        spec: SpecRuntime | None = None,
     ) -> None:
         self.info = info
         self.error: str | None = None
         self.has_failed = False
         self._scheduler, self._runner, self._tokenizer = scheduler, runner, tokenizer
+        self._spec = spec
         self._seeds = Random(seed)
         self._deliver: dict[str, Deliver] = {}
         self._wake = asyncio.Event()
@@ -101,6 +105,10 @@ class Engine:
             generation_tokens_total=self._num_output_tokens,
             num_steps_total=self._num_steps,
             num_recompilations_total=self._runner.num_recompilations,
+            num_drafts_total=scheduler.draft_counts.num_drafts,
+            num_draft_tokens_total=scheduler.draft_counts.num_draft_tokens,
+            num_accepted_tokens_total=scheduler.draft_counts.num_accepted_tokens,
+            num_accepted_per_position=list(scheduler.draft_counts.num_accepted_per_position),
         )
 
     async def run(self) -> None:
@@ -138,7 +146,10 @@ class Engine:
         batch, step = self._in_flight.popleft()
         result = await step.wait()
         self._num_steps += 1
-        self._send(self._scheduler.drain(batch, result))
+        updates = self._scheduler.drain(batch, result)
+        if self._spec is not None and batch.kind is Kind.VERIFY:
+            self._spec.finish_step(verify_outcomes(batch, result))
+        self._send(updates)
 
     def _fail_all(self, error: str) -> None:
         self.error = error
@@ -151,6 +162,8 @@ class Engine:
             deliver = self._deliver[update.request_id]
             if update.finish_reason is not None:
                 del self._deliver[update.request_id]
+                if self._spec is not None:
+                    self._spec.release(update.request_id)
             deliver(update)
 
     def _output_text(self, request: NewRequest) -> OutputText | None:
@@ -163,3 +176,16 @@ class Engine:
             request.prompt_token_ids, skip_special_tokens=params.skip_special_tokens
         )
         return OutputText(stream, params)
+
+
+def verify_outcomes(batch: Batch, result: StepResult) -> list[VerifyOutcome]:
+    """What a drained verify step did for each of its requests."""
+    assert result.draft_ids is not None and result.num_committed is not None
+    outcomes, first = [], 0
+    for entry, draft_ids, count in zip(
+        batch.entries, result.draft_ids, result.num_committed, strict=True
+    ):
+        token_ids = result.token_ids[first : first + count]
+        outcomes.append(VerifyOutcome(entry.state.request_id, draft_ids, token_ids))
+        first += count
+    return outcomes

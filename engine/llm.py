@@ -94,6 +94,7 @@ class LLM:
         cuda_graphs: str = "auto",
         compile_cache: str | None = None,
         attention_backend: str = "auto",
+        tensor_parallel_size: int = 1,
         state_dtype: str = "float32",
         page_size: int = 64,
         max_kv_tokens: int | None = None,
@@ -102,6 +103,10 @@ class LLM:
         max_queued_requests: int = 1024,
         max_prefill_tokens: int | None = None,
         overlap: str = "auto",
+        speculative_algorithm: str | None = None,
+        speculative_num_steps: int | None = None,
+        speculative_draft_model_path: str | None = None,
+        synthetic_acceptance: float | None = None,
         seed: int | None = None,
     ) -> None:
         config = EngineConfig(
@@ -115,6 +120,7 @@ class LLM:
             cuda_graphs=cuda_graphs,
             compile_cache=compile_cache,
             attention_backend=attention_backend,
+            tensor_parallel_size=tensor_parallel_size,
             state_dtype=state_dtype,
             page_size=page_size,
             max_kv_tokens=max_kv_tokens,
@@ -123,6 +129,10 @@ class LLM:
             max_queued_requests=max_queued_requests,
             max_prefill_tokens=max_prefill_tokens,
             overlap=overlap,
+            speculative_algorithm=speculative_algorithm,
+            speculative_num_steps=speculative_num_steps,
+            speculative_draft_model_path=speculative_draft_model_path,
+            synthetic_acceptance=synthetic_acceptance,
             seed=seed,
         )
         folder = Path(model_path)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 
 from engine.model_config import LayerKind, ModelConfig
+from graphs.kernels.gdn.stash import stash_bytes_per_row
 
 
 @dataclass(frozen=True)
 class DraftMemory:
-    """What a draft method declares: bytes of its own, and per token or slot of the target.
+    """What a draft method declares: bytes of its own, and per token of the target's KV cache.
 
     `rows_per_request`: rows that a step scores for each request, its drafts and one more.
     """
 
     fixed_bytes: int = 0
     kv_per_token: int = 0
-    stash_per_slot: int = 0
     rows_per_request: int = 1
 
 
@@ -27,12 +27,14 @@ NO_DRAFTS = DraftMemory()
 class UnitBytes:
     """Bytes of one unit of each cache: a token's keys and values, a request's slot.
 
-    The GDN part of a slot has the conv rings, the states and the stash of a verify step.
+    The GDN part of a slot has the conv rings, the states and, with drafts, what a verify step
+    leaves of each of the request's rows: `verify_scratch_per_row` bytes.
     """
 
     kv_per_token: int
     gdn_per_slot: int
     sampling_per_slot: int
+    verify_scratch_per_row: int = 0
 
     @property
     def per_slot(self) -> int:
@@ -117,10 +119,20 @@ def unit_bytes(
     state = (
         config.num_v_heads_gdn * config.head_v_dim_gdn * config.head_k_dim_gdn * state_dtype_bytes
     )
+    scratch = 0
+    if draft.rows_per_request > 1:
+        scratch = num_gdn * stash_bytes_per_row(
+            num_k_heads=config.num_k_heads_gdn,
+            num_v_heads=config.num_v_heads_gdn,
+            head_k_dim=config.head_k_dim_gdn,
+            head_v_dim=config.head_v_dim_gdn,
+            dtype_bytes=dtype_bytes,
+        )
     return UnitBytes(
         kv_per_token=kv + draft.kv_per_token,
-        gdn_per_slot=num_gdn * (ring + state) + draft.stash_per_slot,
+        gdn_per_slot=num_gdn * (ring + state) + draft.rows_per_request * scratch,
         sampling_per_slot=sampling_slot_bytes,
+        verify_scratch_per_row=scratch,
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from engine.attention.choice import choose_backends, parse_backends
 from engine.attention.paged import PAGED_BACKENDS
 from engine.config import EngineConfig
 from engine.device_facts import DeviceFacts
@@ -26,6 +27,7 @@ from engine.memory import (
 from engine.model_config import ModelConfig
 from engine.request import RequestLimits
 from engine.sampling_rows import MAX_EOS_TOKEN_IDS, sampling_bytes_per_slot
+from engine.spec_plan import choose_speculation
 from engine.step_memory import StepLimits, StepSettings, fixed_bytes
 
 logger = logging.getLogger(__name__)
@@ -71,7 +73,9 @@ class Plan:
     is_compiled: bool
     is_captured: bool
     max_steps_in_flight: int
-    attention_backend: str
+    prefill_backend: str
+    decode_backend: str
+    num_drafts: int
     memory: MemoryPlan
     page_size: int
     max_running_requests: int
@@ -79,6 +83,16 @@ class Plan:
     max_prefill_tokens: int
     limits: RequestLimits
     seed: int
+
+    @property
+    def rows_per_request(self) -> int:
+        """Of a decode step, or with drafts of a verify step."""
+        return 1 + self.num_drafts
+
+    @property
+    def max_row_tokens(self) -> int:
+        """Tokens that the rows of one request can reach: drafts may lie beyond its length."""
+        return self.limits.max_request_tokens + self.num_drafts
 
 
 def make_plan(
@@ -96,14 +110,20 @@ def make_plan(
     check_options(config)
     check_eos_ids(model)
     is_cuda = facts.device.type == "cuda"
-    attention_backend = choose_attention_backend(config.attention_backend, is_cuda)
+    num_drafts = draft.rows_per_request - 1
+    prefill_backend, decode_backend = choose_backends(
+        config.attention_backend,
+        is_cuda=is_cuda,
+        rows_per_request=draft.rows_per_request,
+        may_capture=config.cuda_graphs != "off",
+    )
     if is_cuda:
-        check_kernel_shapes(model, attention_backend)
+        check_kernel_shapes(model, uses_triton="triton" in (prefill_backend, decode_backend))
     settings = StepSettings(
         dtype=DTYPES[choose_dtype(config.dtype, model, is_cuda)],
         is_cuda=is_cuda,
         is_compiled=choose_switch(config.compile, auto=True),
-        is_captured=choose_capture(config.cuda_graphs, is_cuda, attention_backend),
+        is_captured=choose_capture(config.cuda_graphs, is_cuda, decode_backend),
     )
     default_tokens = DEFAULT_PREFILL_TOKENS_CUDA if is_cuda else DEFAULT_PREFILL_TOKENS_CPU
     wanted_len = choose_model_len(config, model)
@@ -115,7 +135,7 @@ def make_plan(
     )
     fixed = fixed_bytes(model, steps, settings, num_weights=num_weights, draft=draft)
     memory = divide_memory(config, model, facts, settings, fixed, wanted_len, draft)
-    max_kv_tokens = memory.num_pages * config.page_size
+    max_kv_tokens = memory.num_pages * config.page_size - num_drafts
     return Plan(
         model_path=Path(config.model_path),
         model=model,
@@ -126,8 +146,12 @@ def make_plan(
         is_compiled=settings.is_compiled,
         is_captured=settings.is_captured,
         # On the CPU a step in flight would only fight the event loop for the interpreter.
-        max_steps_in_flight=2 if choose_switch(config.overlap, auto=is_cuda) else 1,
-        attention_backend=attention_backend,
+        max_steps_in_flight=2
+        if num_drafts == 0 and choose_switch(config.overlap, auto=is_cuda)
+        else 1,
+        prefill_backend=prefill_backend,
+        decode_backend=decode_backend,
+        num_drafts=num_drafts,
         memory=memory,
         page_size=config.page_size,
         max_running_requests=config.max_running_requests,
@@ -163,9 +187,13 @@ def divide_memory(
         sampling_slot_bytes=sampling_bytes_per_slot(model.vocab_size),
         draft=draft,
     )
-    wanted_tokens = config.max_kv_tokens or config.max_running_requests * wanted_len
     # An explicit --max-model-len must fit whole; the model's own is cut to what fits.
     min_tokens = wanted_len if config.max_model_len is not None else 1
+    # Drafts lie beyond the tokens of their request: those of one that fills the cache need room.
+    num_drafts = draft.rows_per_request - 1
+    wanted_tokens = config.max_running_requests * (wanted_len + num_drafts)
+    if config.max_kv_tokens is not None:
+        wanted_tokens = min_tokens = config.max_kv_tokens
     default_ratio = DEFAULT_MEMORY_RATIO_CUDA if settings.is_cuda else DEFAULT_MEMORY_RATIO_CPU
     return plan_memory(
         units,
@@ -174,8 +202,10 @@ def divide_memory(
         memory_ratio=default_ratio if config.memory_ratio is None else config.memory_ratio,
         num_slots=config.max_running_requests,
         page_size=config.page_size,
-        wanted_pages=num_pages_for(wanted_tokens, config.page_size),
-        min_pages=num_pages_for(config.max_kv_tokens or min_tokens, config.page_size),
+        wanted_pages=num_pages_for(wanted_tokens + num_drafts, config.page_size),
+        min_pages=num_pages_for(
+            (config.max_kv_tokens or min_tokens) + num_drafts, config.page_size
+        ),
     )
 
 
@@ -196,6 +226,13 @@ def check_options(config: EngineConfig) -> None:
         config.num_threads is None or config.num_threads <= MAX_THREADS,
         f"--num-threads must be in [1, {MAX_THREADS}], got {config.num_threads}",
     )
+    require(
+        config.tensor_parallel_size == 1,
+        f"--tensor-parallel-size {config.tensor_parallel_size} is not supported: accepted is 1; "
+        f"for more GPUs run a server on each and spread requests over them",
+    )
+    parse_backends(config.attention_backend)
+    choose_speculation(config)
     ratio = config.memory_ratio
     require(ratio is None or 0.0 < ratio <= 1.0, f"--memory-ratio must be in (0, 1], got {ratio}")
     require(
@@ -220,25 +257,14 @@ def choose_dtype(wanted: str, model: ModelConfig, is_cuda: bool) -> str:
     return model.dtype if is_cuda else "float32"
 
 
-def choose_attention_backend(wanted: str, is_cuda: bool) -> str:
-    """auto: our kernels where they run."""
-    require(
-        is_cuda or wanted != "triton",
-        "--attention-backend triton needs a CUDA device; use torch or auto",
-    )
-    if wanted != "auto":
-        return wanted
-    return "triton" if is_cuda else "torch"
-
-
 def choose_switch(wanted: str, *, auto: bool) -> bool:
     """An option of auto, on and off."""
     return auto if wanted == "auto" else wanted == "on"
 
 
-def choose_capture(wanted: str, is_cuda: bool, attention_backend: str) -> bool:
+def choose_capture(wanted: str, is_cuda: bool, decode_backend: str) -> bool:
     """auto: wherever a decode step can be captured."""
-    can_capture = is_cuda and PAGED_BACKENDS[attention_backend].capabilities.can_capture
+    can_capture = is_cuda and PAGED_BACKENDS[decode_backend].capabilities.can_capture
     require(
         can_capture or wanted != "on",
         "--cuda-graphs on needs a CUDA device and --attention-backend triton; use auto",
@@ -246,9 +272,9 @@ def choose_capture(wanted: str, is_cuda: bool, attention_backend: str) -> bool:
     return can_capture and wanted != "off"
 
 
-def check_kernel_shapes(model: ModelConfig, attention_backend: str) -> None:
+def check_kernel_shapes(model: ModelConfig, *, uses_triton: bool) -> None:
     """Refuse head sizes that the CUDA kernels do not take; names the field of config.json."""
-    if attention_backend == "triton":
+    if uses_triton:
         ratio = model.num_q_heads // model.num_kv_heads
         require(
             model.head_dim % 16 == 0 and 16 <= model.head_dim <= MAX_HEAD_DIM,

@@ -19,26 +19,29 @@ from engine.batch import Batch, BatchEntry, StepResult, build_inputs
 from engine.models.hybrid import HybridModel
 from engine.request import MAX_TOP_LOGPROBS
 from engine.sampler import SamplingPlan, TokenScores, plan_sampling, score_tokens
+from engine.spec_protocol import DraftRequest, SpecRuntime
 from engine.step_memory import SCORED_ROWS_AT_ONCE
 from engine.step_set import StepSet
 from engine.token_step import BAD_TOKEN, Chosen, covering_plan
 from engine.transfer import download, upload
 from graphs.compile import count_compilations
 from graphs.inputs import Kind
-from graphs.rows import Row
+from graphs.rows import LAST_TOKEN, NO_DRAFT, Row
 
 
 @dataclass(frozen=True)
 class LaunchedStep:
     """Results on their way to the host; readable once `done` has happened (None: already).
 
-    `scores`: per scored entry, the pieces of its rows.
+    `num_sampled`: requests that chose. `scores`: per scored entry, the pieces of its rows.
+    `draft_ids`: what a verify step scored, of each request.
     """
 
     num_sampled: int
     chosen: Chosen | None
     scores: list[list[TokenScores]]
     done: torch.cuda.Event | None
+    draft_ids: list[list[int]] | None = None
 
     def collect(self) -> StepResult:
         """Wait for the device, then read everything as plain values."""
@@ -49,8 +52,8 @@ class LaunchedStep:
         ]
         if self.chosen is None:
             return StepResult([], [], None, None, scores)
-        # Rows past num_sampled are padding.
-        chosen = self.chosen.each(lambda field: field[: self.num_sampled])
+        num_committed, rows = self._committed_rows(self.chosen)
+        chosen = self.chosen._replace(num_committed=None).each(lambda field: field[rows])
         token_ids: list[int] = chosen.token_ids.tolist()
         return StepResult(
             token_ids=token_ids,
@@ -58,7 +61,24 @@ class LaunchedStep:
             logprobs=None if chosen.logprobs is None else chosen.logprobs.tolist(),
             tops=pair_tops(chosen.top_ids, chosen.top_logprobs),
             scores=scores,
+            num_committed=num_committed,
+            draft_ids=self.draft_ids,
         )
+
+    def _committed_rows(self, chosen: Chosen) -> tuple[list[int] | None, slice | list[int]]:
+        """How many rows of each request are committed, in a verify step, and which rows those are.
+
+        Requests past num_sampled are padding.
+        """
+        if chosen.num_committed is None:
+            return None, slice(self.num_sampled)
+        rows_per_request = len(chosen.token_ids) // len(chosen.num_committed)
+        num_committed: list[int] = chosen.num_committed[: self.num_sampled].tolist()
+        return num_committed, [
+            index * rows_per_request + row
+            for index, count in enumerate(num_committed)
+            for row in range(count)
+        ]
 
 
 class PendingStep:
@@ -88,7 +108,9 @@ class Runner:
         page_size: int,
         eos_token_ids: Sequence[int],
         device: torch.device,
+        spec: SpecRuntime | None = None,
     ) -> None:
+        self._spec = spec
         self._model, self._functions, self._decode = model, steps.functions, steps.decode
         self._tables, self._sampling = steps.tables, steps.sampling
         self._page_size, self._device = page_size, device
@@ -134,10 +156,17 @@ class Runner:
             )
         if batch.kind is Kind.DECODE:
             return self._launched(batch, self._decode_rows(batch), [])
+        if batch.kind is Kind.VERIFY:
+            draft_ids = self._propose(batch)
+            return self._launched(batch, self._verify_rows(batch, draft_ids), [], draft_ids)
         return self._launched(batch, *self._prefill(batch))
 
     def _launched(
-        self, batch: Batch, chosen: Chosen | None, scores: list[list[TokenScores]]
+        self,
+        batch: Batch,
+        chosen: Chosen | None,
+        scores: list[list[TokenScores]],
+        draft_ids: list[list[int]] | None = None,
     ) -> LaunchedStep:
         """Start the copies to the host; `chosen` may belong to a graph, so they come first."""
         host_chosen = None if chosen is None else chosen.each(download)
@@ -146,7 +175,7 @@ class Runner:
         if self._device.type == "cuda":
             done = torch.cuda.Event(blocking=True)
             done.record()
-        return LaunchedStep(len(batch.sampling_entries), host_chosen, host_scores, done)
+        return LaunchedStep(len(batch.sampling_entries), host_chosen, host_scores, done, draft_ids)
 
     def _decode_rows(self, batch: Batch) -> Chosen:
         page_size = self._page_size
@@ -159,6 +188,39 @@ class Runner:
             )
             for entry in batch.entries
         ]
+        return self._decode.run(rows, self._plan(batch.entries))
+
+    def _propose(self, batch: Batch) -> list[list[int]]:
+        assert self._spec is not None
+        return self._spec.propose(
+            [
+                DraftRequest(
+                    request_id=entry.state.request_id,
+                    slot=entry.slot,
+                    prompt_token_ids=entry.state.request.prompt_token_ids,
+                    output_token_ids=entry.state.output_token_ids,
+                    max_drafts=entry.max_drafts,
+                )
+                for entry in batch.entries
+            ]
+        )
+
+    def _verify_rows(self, batch: Batch, draft_ids: list[list[int]]) -> Chosen:
+        """Every request's pending token, then its drafts, then rows without one."""
+        page_size = self._page_size
+        rows = []
+        for entry, drafts in zip(batch.entries, draft_ids, strict=True):
+            missing = [NO_DRAFT] * (entry.num_rows - 1 - len(drafts))
+            rows += [
+                Row(
+                    slot=entry.slot,
+                    position=entry.start + index,
+                    page=entry.state.pages[(entry.start + index) // page_size],
+                    output_index=entry.output_index + index,
+                    token_id=token_id,
+                )
+                for index, token_id in enumerate((LAST_TOKEN, *drafts, *missing))
+            ]
         return self._decode.run(rows, self._plan(batch.entries))
 
     def _plan(self, entries: Sequence[BatchEntry]) -> SamplingPlan:

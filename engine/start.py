@@ -12,7 +12,9 @@ from pathlib import Path
 import torch
 from torch._inductor.exc import InvalidCxxCompiler
 
-from engine.attention.paged import PAGED_BACKENDS, TORCH_PAGED
+from engine.attention.choice import build_backend
+from engine.attention.paged import TORCH_PAGED
+from engine.attention.protocol import AttentionBackend
 from engine.cache.allocator import IndexAllocator
 from engine.cache.pools import CachePools, allocate_pools
 from engine.client import EngineInfo
@@ -27,7 +29,7 @@ from engine.device_facts import read_device_facts
 from engine.engine import Engine
 from engine.kept_code import KeptCode
 from engine.loader import fill_dummy, load_weights
-from engine.memory import describe_memory
+from engine.memory import NO_DRAFTS, describe_memory
 from engine.model_config import ModelConfig, load_model_config
 from engine.models.build import build_model, plan_weights
 from engine.models.hybrid import HybridModel
@@ -37,6 +39,8 @@ from engine.request_state import RequestState
 from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.scheduler_limits import SchedulerLimits
+from engine.spec_plan import check_verify_layers, choose_speculation
+from engine.spec_protocol import SpecRuntime, load_spec_runtime
 from engine.startup import CAPTURE, COMPILE, LOAD, StartupClock, describe_startup
 from engine.step_set import build_steps, prepare_thread
 from engine.tokens import load_tokenizer
@@ -62,17 +66,25 @@ def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
     torch.set_num_threads(config.num_threads or default_threads())
     model_config = load_model_config(folder)
     facts = read_device_facts(config.device)
-    plan = make_plan(config, model_config, facts, count_weights(model_config))
+    settings = choose_speculation(config)
+    spec = None if settings is None else load_spec_runtime(settings, model_config)
+    draft = NO_DRAFTS if spec is None else spec.memory
+    plan = make_plan(config, model_config, facts, count_weights(model_config), draft)
+    if spec is not None:
+        backend = build_backend(plan.prefill_backend, plan.decode_backend)
+        check_verify_layers(meta_model(model_config, backend), plan.num_drafts)
     tokenizer = load_tokenizer(folder)
     logger.info(describe_memory(plan.memory))
     with keep_compiled_code(plan, config):
-        scheduler, runner = start_steps(plan, clock, has_progress=has_progress)
+        scheduler, runner = start_steps(plan, clock, spec, has_progress=has_progress)
     startup_s = clock.finish()
     logger.info("ready: %s", describe_startup(startup_s))
-    return Engine(describe(plan, startup_s), scheduler, runner, tokenizer, plan.seed)
+    return Engine(describe(plan, startup_s), scheduler, runner, tokenizer, plan.seed, spec)
 
 
-def start_steps(plan: Plan, clock: StartupClock, *, has_progress: bool) -> tuple[Scheduler, Runner]:
+def start_steps(
+    plan: Plan, clock: StartupClock, spec: SpecRuntime | None, *, has_progress: bool
+) -> tuple[Scheduler, Runner]:
     """A scheduler and a runner that have served a request: loaded, compiled, captured."""
     with clock.phase(LOAD):
         pools = allocate(plan)
@@ -80,7 +92,7 @@ def start_steps(plan: Plan, clock: StartupClock, *, has_progress: bool) -> tuple
     thread = ThreadPoolExecutor(1, "launch", initializer=prepare_thread, initargs=(plan,))
     try:
         with clock.phase(COMPILE):
-            steps = thread.submit(build_steps, plan, model, pools).result()
+            steps = thread.submit(build_steps, plan, model, pools, spec).result()
         with clock.phase(CAPTURE):
             thread.submit(steps.decode.capture).result()
     except Exception as fault:
@@ -97,6 +109,7 @@ def start_steps(plan: Plan, clock: StartupClock, *, has_progress: bool) -> tuple
         page_size=plan.page_size,
         eos_token_ids=plan.model.eos_token_ids,
         device=plan.device.device,
+        spec=spec,
     )
     scheduler = build_scheduler(plan)
     serve_first_request(scheduler, runner, plan.limits.max_request_tokens)
@@ -159,6 +172,11 @@ def default_threads() -> int:
 
 def count_weights(config: ModelConfig) -> int:
     """Number of weight values, from shapes alone."""
+    return sum(parameter.numel() for parameter in meta_model(config, TORCH_PAGED).parameters())
+
+
+def meta_model(config: ModelConfig, backend: AttentionBackend) -> HybridModel:
+    """The model without memory: its layers and shapes."""
     meta = torch.device("meta")
     pools = allocate_pools(
         config,
@@ -169,8 +187,7 @@ def count_weights(config: ModelConfig) -> int:
         state_dtype=torch.float32,
         device=meta,
     )
-    model = build_model(config, pools, TORCH_PAGED, TORCH_KERNELS, torch.float32, meta)
-    return sum(parameter.numel() for parameter in model.parameters())
+    return build_model(config, pools, backend, TORCH_KERNELS, torch.float32, meta)
 
 
 def allocate(plan: Plan) -> CachePools:
@@ -184,13 +201,14 @@ def allocate(plan: Plan) -> CachePools:
         dtype=plan.dtype,
         state_dtype=plan.state_dtype,
         device=plan.device.device,
+        rows_per_request=plan.rows_per_request,
     )
 
 
 def load_model(plan: Plan, pools: CachePools, *, has_progress: bool) -> HybridModel:
     """The model with its weights, read from the checkpoint or made up."""
     device = plan.device.device
-    backend = PAGED_BACKENDS[plan.attention_backend]
+    backend = build_backend(plan.prefill_backend, plan.decode_backend)
     kernels = TRITON_KERNELS if device.type == "cuda" else TORCH_KERNELS
     model = build_model(plan.model, pools, backend, kernels, plan.dtype, device)
     if plan.load_format == "dummy":
@@ -211,6 +229,7 @@ def build_scheduler(plan: Plan) -> Scheduler:
         max_request_tokens=plan.limits.max_request_tokens,
         page_size=plan.page_size,
         max_steps_in_flight=plan.max_steps_in_flight,
+        num_drafts=plan.num_drafts,
     )
     return Scheduler(
         limits,

@@ -79,7 +79,8 @@ def fixed_bytes(
         sampling=sampling_bytes(config, limits, settings, draft),
         tables=table_bytes(
             limits.max_running_requests,
-            -(-limits.max_model_len // limits.page_size) + MIN_TABLE_PAGES,
+            -(-(limits.max_model_len + draft.rows_per_request - 1) // limits.page_size)
+            + MIN_TABLE_PAGES,
         ),
         drafts=draft.fixed_bytes,
         reserve=CUDA_RESERVE_BYTES if settings.is_cuda else 0,

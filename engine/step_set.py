@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from engine.cache.pools import CachePools
+from engine.committed_state import committed_states
 from engine.compile_cache import enable_disk_caches
 from engine.models.hybrid import (
     EAGER,
@@ -20,6 +22,7 @@ from engine.plan import Plan
 from engine.sampler import SamplingPlan
 from engine.sampling_rows import SamplingTable
 from engine.slot_tables import SlotTables
+from engine.spec_protocol import SpecRuntime
 from engine.token_step import (
     GREEDY,
     SAMPLED,
@@ -30,6 +33,7 @@ from engine.token_step import (
     choose_tokens,
     prepare_rows,
 )
+from engine.verify_step import VerifyFunctions, VerifyStep, prepare_verify_rows
 from engine.warm_up import WARM_UP_PAGES, warm_up
 from graphs.compile import allow_compilations, compile_whole, kernels_analysed_once
 from graphs.family import GraphFamily
@@ -48,7 +52,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StepSet:
-    """What a runner launches: the regions of a prefill, the decode family, and their tables."""
+    """What a runner launches: the regions of a prefill, a family, and their tables.
+
+    `decode`: the family of decode steps, or with drafts of verify steps: there are no others then.
+    """
 
     functions: StepFunctions
     decode: GraphFamily[SamplingPlan, Chosen]
@@ -66,8 +73,10 @@ def prepare_thread(plan: Plan) -> None:
         torch.cuda.set_stream(torch.cuda.Stream())
 
 
-def build_steps(plan: Plan, model: HybridModel, pools: CachePools) -> StepSet:
-    """All that runs steps, compiled and not yet captured."""
+def build_steps(
+    plan: Plan, model: HybridModel, pools: CachePools, spec: SpecRuntime | None = None
+) -> StepSet:
+    """All that runs steps, compiled and not yet captured. `spec`: with it, steps verify drafts."""
     device = plan.device.device
     if device.type == "cuda":
         # Weights and pools were made on another stream, and what that freed helps no other.
@@ -75,7 +84,7 @@ def build_steps(plan: Plan, model: HybridModel, pools: CachePools) -> StepSet:
         torch.cuda.empty_cache()
     tables = SlotTables(
         plan.memory.num_slots,
-        max(-(-plan.limits.max_request_tokens // plan.page_size), WARM_UP_PAGES),
+        max(-(-plan.max_row_tokens // plan.page_size), WARM_UP_PAGES),
         device,
     )
     sampling = SamplingTable(plan.memory.num_slots, plan.model.vocab_size, device)
@@ -86,10 +95,14 @@ def build_steps(plan: Plan, model: HybridModel, pools: CachePools) -> StepSet:
     # On the CPU a plan of everything would sort the vocabulary for every request that samples:
     # there, all but greedy steps choose by their own plan, uncompiled.
     variants = (GREEDY, SAMPLED, SCORED) if device.type == "cuda" else (GREEDY,)
-    step = TokenStep(model, functions, tables, sampling, plan.page_size, variants)
+    step: TokenStep | VerifyStep
+    if spec is None:
+        step = TokenStep(model, functions, tables, sampling, plan.page_size, variants)
+    else:
+        step = build_verify_step(plan, model, pools, spec, functions, tables, sampling, variants)
     decode = GraphFamily(
-        Kind.DECODE,
-        1,
+        Kind.DECODE if spec is None else Kind.VERIFY,
+        1 + plan.num_drafts,
         family_sizes(plan.max_running_requests),
         variants,
         step,
@@ -110,6 +123,38 @@ def build_steps(plan: Plan, model: HybridModel, pools: CachePools) -> StepSet:
             page_size=plan.page_size,
         )
     return StepSet(functions, decode, tables, sampling)
+
+
+def build_verify_step(
+    plan: Plan,
+    model: HybridModel,
+    pools: CachePools,
+    spec: SpecRuntime,
+    functions: StepFunctions,
+    tables: SlotTables,
+    sampling: SamplingTable,
+    variants: Sequence[SamplingPlan],
+) -> VerifyStep:
+    """The step of the verify family; `functions` are those of its prefills."""
+    assert pools.scratch is not None
+    is_cuda = plan.device.device.type == "cuda"
+    commit_gdn = model.kernels.gdn_commit
+    prepare, choose = prepare_verify_rows, spec.choose
+    if plan.is_compiled:
+        prepare = compile_whole(prepare)
+        if not is_cuda:  # there both are kernels of ours already
+            choose, commit_gdn = compile_whole(choose), compile_whole(commit_gdn)
+    num_k_heads = plan.model.num_k_heads_gdn
+    return VerifyStep(
+        model,
+        VerifyFunctions(functions.forward, prepare, choose, spec.choose, functions.kernels),
+        tables,
+        sampling,
+        committed_states(pools, pools.scratch, tables, sampling, num_k_heads, commit_gdn),
+        page_size=plan.page_size,
+        rows_per_request=1 + plan.num_drafts,
+        prepared=variants,
+    )
 
 
 def eager_functions(kernels: SampleKernels) -> StepFunctions:

@@ -47,14 +47,16 @@ SCORED = replace(SAMPLED, num_top_logprobs=MAX_TOP_LOGPROBS)
 class Chosen(NamedTuple):
     """What a step chose, on the device.
 
-    token_ids: [R] int64, BAD_TOKEN where a row had no finite logits. The rest as in
-    `engine.sampler.Sampled`.
+    token_ids: [T] int64, BAD_TOKEN where a row had no finite logits. num_committed: [R] int64, in
+    a verify step: how many rows of each request are committed; what others chose means nothing.
+    The rest as in `engine.sampler.Sampled`.
     """
 
     token_ids: Tensor
     logprobs: Tensor | None
     top_ids: Tensor | None
     top_logprobs: Tensor | None
+    num_committed: Tensor | None = None
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Chosen:
         """The same fields, each that is there changed."""
@@ -63,6 +65,7 @@ class Chosen(NamedTuple):
             None if self.logprobs is None else change(self.logprobs),
             None if self.top_ids is None else change(self.top_ids),
             None if self.top_logprobs is None else change(self.top_logprobs),
+            None if self.num_committed is None else change(self.num_committed),
         )
 
 
@@ -199,7 +202,11 @@ class TokenStep:
         """The logits [R, vocab] of packed rows [fields, R]."""
         tables, nothing = self._tables, self._nothing
         prepared = self._functions.prepare(
-            rows, tables.page_table, tables.last_tokens, self._page_size, self._num_pages(rows)
+            rows,
+            tables.page_table,
+            tables.last_tokens,
+            self._page_size,
+            num_table_pages(rows, tables, self._page_size),
         )
         inputs = ForwardInputs(
             kind=Kind.DECODE,
@@ -216,9 +223,14 @@ class TokenStep:
         )
         return self._model(inputs, self._functions.forward), prepared
 
-    def _num_pages(self, rows: Tensor) -> int:
-        """All pages on CUDA: shapes must not follow the rows. On the CPU, those in use."""
-        if rows.device.type != "cpu":
-            return self._tables.page_table.shape[1]
-        last_page = int(rows[RowField.POSITION].max()) // self._page_size
-        return min(max(last_page + 1, MIN_TABLE_PAGES), self._tables.page_table.shape[1])
+
+def num_table_pages(rows: Tensor, tables: SlotTables, page_size: int) -> int:
+    """How many pages of each request a step is given.
+
+    All pages on CUDA: shapes must not follow the rows. On the CPU, those in use.
+    """
+    width = tables.page_table.shape[1]
+    if rows.device.type != "cpu":
+        return width
+    last_page = int(rows[RowField.POSITION].max()) // page_size
+    return min(max(last_page + 1, MIN_TABLE_PAGES), width)

@@ -34,7 +34,8 @@ class ForwardInputs:
     row's key and value go. page_table: [R, P] int64, pages of each request in order, filled up
     with the padding page. context_lens: [R] int64, tokens in the KV cache after this forward.
     state_slots: [R] int64, the GDN slot of each request; one whose first row is at position 0
-    starts from a zero GDN state, whatever its slot holds. logit_rows: [N] int64, rows whose
+    starts from a zero GDN state, whatever its slot holds. rows_per_request: of a DECODE or VERIFY
+    step, of which T = R * rows_per_request. logit_rows: [N] int64, rows whose
     logits are wanted, None for all of them. PREFILL only: row_starts [R + 1] int64, first row of
     each request;
     chunks [NC, 2] int64, request and first row of every run of up to CHUNK_ROWS rows of one
@@ -53,3 +54,4 @@ class ForwardInputs:
     row_starts: Tensor
     chunks: Tensor
     chunk_starts: Tensor
+    rows_per_request: int = 1

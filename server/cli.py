@@ -48,11 +48,13 @@ class Command:
     run: Callable[[argparse.Namespace], int]
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag per field of `EngineConfig`, in its groups."""
+def add_engine_flags(parser: argparse.ArgumentParser, *, has_speed_tests: bool = False) -> None:
+    """One flag per field of `EngineConfig`, in its groups; some only with `has_speed_tests`."""
     types = typing.get_type_hints(EngineConfig)
     groups: dict[str, argparse._ArgumentGroup] = {}
     for option in dataclasses.fields(EngineConfig):
+        if option.metadata["is_for_speed_tests"] and not has_speed_tests:
+            continue
         name = option.metadata["group"]
         if name not in groups:
             groups[name] = parser.add_argument_group(name)
@@ -61,6 +63,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         shown = "" if default is None else " (default: %(default)s)"
         groups[name].add_argument(
             "--" + option.name.replace("_", "-"),
+            *option.metadata["aliases"],
+            dest=option.name,
             type=kinds[0] if kinds else types[option.name],
             default=default,
             choices=option.metadata["choices"] or None,
@@ -76,7 +80,11 @@ def engine_config(flags: argparse.Namespace) -> EngineConfig:
     """
     given = vars(flags)
     config = EngineConfig(
-        **{option.name: given[option.name] for option in dataclasses.fields(EngineConfig)}
+        **{
+            option.name: given[option.name]
+            for option in dataclasses.fields(EngineConfig)
+            if option.name in given
+        }
     )
     check_options(config)
     return config
@@ -144,7 +152,7 @@ def batch_command(flags: argparse.Namespace) -> int:
 
 def add_bench_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of `deltaloom bench`."""
-    add_engine_flags(parser)
+    add_engine_flags(parser, has_speed_tests=True)
     add_bench_options(parser)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine.attention.protocol import HeadParameters, RowCapabilities
+from engine.attention.protocol import MAX_VERIFY_ROWS, HeadParameters, RowCapabilities
 from engine.cache.pools import KvLayer
 from graphs.inputs import ForwardInputs, Kind
 from graphs.kernels.kernel_set import TORCH_ATTENTION, TRITON_ATTENTION, AttentionKernels
@@ -33,9 +33,8 @@ class PagedAttention:
             heads.eps,
         )
         cache = (kv.k_pool, kv.v_pool, inputs.page_table, inputs.context_lens)
-        if inputs.kind is Kind.DECODE:
-            return self.kernels.paged_decode_attention(q, qkv, *cache, 1)
-        assert inputs.kind is Kind.PREFILL
+        if inputs.kind in (Kind.DECODE, Kind.VERIFY):
+            return self.kernels.paged_decode_attention(q, qkv, *cache, inputs.rows_per_request)
         return self.kernels.paged_prefill_attention(
             q, qkv, *cache, inputs.row_starts, inputs.chunks
         )
@@ -43,9 +42,9 @@ class PagedAttention:
 
 # Anywhere torch runs; on CUDA for tests, not for speed: it asks the device for row counts.
 TORCH_PAGED = PagedAttention(
-    TORCH_ATTENTION, RowCapabilities(max_rows_per_request=1, can_capture=False)
+    TORCH_ATTENTION, RowCapabilities(max_rows_per_request=MAX_VERIFY_ROWS, can_capture=False)
 )
 TRITON_PAGED = PagedAttention(
-    TRITON_ATTENTION, RowCapabilities(max_rows_per_request=1, can_capture=True)
+    TRITON_ATTENTION, RowCapabilities(max_rows_per_request=MAX_VERIFY_ROWS, can_capture=True)
 )
 PAGED_BACKENDS = {"torch": TORCH_PAGED, "triton": TRITON_PAGED}

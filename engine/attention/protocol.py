@@ -10,6 +10,9 @@ from torch import Tensor
 from engine.cache.pools import KvLayer
 from graphs.inputs import ForwardInputs
 
+# The most rows of one request that a verify step is made and tested for: seven drafts.
+MAX_VERIFY_ROWS = 8
+
 
 @dataclass(frozen=True)
 class RowCapabilities:

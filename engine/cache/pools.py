@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.model_config import LayerKind, ModelConfig
+from graphs.kernels.gdn.stash import VerifyStash, allocate_stash
 
 PADDING_INDEX = 0
 
@@ -27,10 +28,29 @@ class KvLayer:
 
 @dataclass(frozen=True)
 class GdnLayer:
-    """One GDN layer's conv rings [slots, W, C] and states [slots, HV, V, K]."""
+    """One GDN layer's conv rings [slots, W, C] and states [slots, HV, V, K].
+
+    `stash`: where a verify step leaves the layer's rows; None where there are no such steps.
+    """
 
     conv_pool: Tensor
     state_pool: Tensor
+    stash: VerifyStash | None = None
+
+
+@dataclass(frozen=True)
+class LinearVerifyScratch:
+    """What a verify step leaves of all GDN layers for its commit, [layer, request, row, ...].
+
+    A request's part is at its place in the batch. It means nothing once it is committed.
+    """
+
+    stash: VerifyStash
+
+    @property
+    def rows_per_request(self) -> int:
+        """Rows of a request that a step may score."""
+        return self.stash.k.shape[2]
 
 
 @dataclass(frozen=True)
@@ -45,6 +65,7 @@ class CachePools:
     values: Tensor
     conv: Tensor
     state: Tensor
+    scratch: LinearVerifyScratch | None = None
 
     @property
     def page_size(self) -> int:
@@ -62,7 +83,8 @@ class CachePools:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors, for those who keep their addresses."""
-        return self.keys, self.values, self.conv, self.state
+        scratch = () if self.scratch is None else self.scratch.stash
+        return self.keys, self.values, self.conv, self.state, *scratch
 
     def kv_layer(self, index: int) -> KvLayer:
         """The view of the index-th attention layer."""
@@ -70,7 +92,8 @@ class CachePools:
 
     def gdn_layer(self, index: int) -> GdnLayer:
         """The view of the index-th GDN layer."""
-        return GdnLayer(conv_pool=self.conv[index], state_pool=self.state[index])
+        stash = None if self.scratch is None else self.scratch.stash.layer(index)
+        return GdnLayer(self.conv[index], self.state[index], stash)
 
 
 def allocate_pools(
@@ -82,9 +105,11 @@ def allocate_pools(
     dtype: torch.dtype,
     state_dtype: torch.dtype,
     device: torch.device,
+    rows_per_request: int = 1,
 ) -> CachePools:
     """Pools with one extra padding page and slot.
 
+    With several rows_per_request, also the scratch of steps that score so many of each request.
     KV pages are left as they come: attention reads no token that was not written, and memory
     that no request has used yet is not touched. GDN slots are zero.
     """
@@ -109,5 +134,20 @@ def allocate_pools(
             ),
             dtype=state_dtype,
             device=device,
+        ),
+        scratch=None
+        if rows_per_request == 1
+        else LinearVerifyScratch(
+            allocate_stash(
+                num_gdn,
+                num_slots,
+                rows_per_request,
+                num_k_heads=config.num_k_heads_gdn,
+                num_v_heads=config.num_v_heads_gdn,
+                head_k_dim=config.head_k_dim_gdn,
+                head_v_dim=config.head_v_dim_gdn,
+                dtype=dtype,
+                device=device,
+            )
         ),
     )

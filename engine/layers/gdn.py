@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from engine.attention.protocol import RowCapabilities
+from engine.attention.protocol import MAX_VERIFY_ROWS, RowCapabilities
 from engine.cache.pools import GdnLayer
 from engine.layers.parameter import empty_weight
 from engine.model_config import ModelConfig
@@ -19,7 +19,7 @@ class GdnMixer(nn.Module):
     `in_proj` is one matrix with the rows [q | k | v | z | b | a]: conv_dim, value_dim, HV, HV.
     """
 
-    capabilities = RowCapabilities(max_rows_per_request=1, can_capture=True)
+    capabilities = RowCapabilities(max_rows_per_request=MAX_VERIFY_ROWS, can_capture=True)
 
     def __init__(
         self,
@@ -36,6 +36,7 @@ class GdnMixer(nn.Module):
         self.num_k_heads = config.num_k_heads_gdn
         self.eps = config.rms_norm_eps
         self.conv_pool, self.state_pool = cache.conv_pool, cache.state_pool
+        self.stash = cache.stash
         hidden = config.hidden_size
         self.in_proj = empty_weight(sum(self.sizes), hidden, dtype=dtype, device=device)
         self.conv = empty_weight(config.conv_dim, config.conv_kernel, dtype=dtype, device=device)
@@ -45,7 +46,10 @@ class GdnMixer(nn.Module):
         self.out_proj = empty_weight(hidden, config.value_dim, dtype=dtype, device=device)
 
     def forward(self, x: Tensor, inputs: ForwardInputs) -> Tensor:
-        """x [T, hidden] -> [T, hidden]; advances the state of every request in `inputs`."""
+        """x [T, hidden] -> [T, hidden]; advances the state of every request in `inputs`.
+
+        But for a verify step: that only reads it, and leaves its rows in the stash.
+        """
         projected = self.kernels.linear(x, self.in_proj)
         if inputs.kind is Kind.DECODE:
             y = self.kernels.gdn_decode(
@@ -60,6 +64,23 @@ class GdnMixer(nn.Module):
                 self.state_pool,
                 self.num_k_heads,
                 self.eps,
+            )
+        elif inputs.kind is Kind.VERIFY:
+            assert self.stash is not None
+            y = self.kernels.gdn_verify(
+                projected,
+                inputs.positions,
+                inputs.state_slots,
+                self.conv,
+                self.a_log,
+                self.dt_bias,
+                self.norm,
+                self.conv_pool,
+                self.state_pool,
+                *self.stash,
+                self.num_k_heads,
+                self.eps,
+                inputs.rows_per_request,
             )
         else:
             assert inputs.kind is Kind.PREFILL

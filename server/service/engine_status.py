@@ -14,12 +14,14 @@ from server.service.state import ServerState
 class UnitBytesBody(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one token's keys and values, and of one running request's state.
 
-    With a draft method both have its part in them.
+    With a draft method both have its part in them: of `gdn_per_slot`, verify_scratch_per_row for
+    each row of a request in a step.
     """
 
     kv_per_token: int
     gdn_per_slot: int
     sampling_per_slot: int
+    verify_scratch_per_row: int
 
 
 class Geometry(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +97,7 @@ def cache_status(info: EngineInfo, stats: EngineStats) -> CacheStatus:
             kv_per_token=plan.units.kv_per_token,
             gdn_per_slot=plan.units.gdn_per_slot,
             sampling_per_slot=plan.units.sampling_per_slot,
+            verify_scratch_per_row=plan.units.verify_scratch_per_row,
         )
         memory = MemoryBody(
             free_bytes=plan.free_bytes,

@@ -70,16 +70,20 @@ def test_unit_bytes_of_real_models(name: str, kv: int, ring: int, state: int) ->
 
 
 def test_drafts_come_out_of_the_budget() -> None:
-    """V15: fixed bytes, draft KV per target token, the stash of a slot, k + 1 logit rows.
+    """V15: fixed bytes, draft KV per target token, the verify scratch, k + 1 logit rows.
 
-    Oracle: the plan without drafts, and what the method declares.
+    Oracle: the plan without drafts, what the method declares, and by hand from config.json what a
+    row leaves in 48 layers: bf16 conv inputs, keys and values, fp32 decay and strength of 48 heads.
     """
-    draft = DraftMemory(
-        fixed_bytes=10**9, kv_per_token=4096, stash_per_slot=7 * 10**6, rows_per_request=4
-    )
+    draft = DraftMemory(fixed_bytes=10**9, kv_per_token=4096, rows_per_request=4)
     plain, with_drafts = plan_of("Qwen3.6-27B"), plan_of("Qwen3.6-27B", draft)
     assert with_drafts.units.kv_per_token == plain.units.kv_per_token + 4096
-    assert with_drafts.slot_bytes - plain.slot_bytes == 65 * 7 * 10**6
+    scratch = 48 * (2 * (10240 + 2048 + 6144) + 4 * 2 * 48)
+    assert with_drafts.units.verify_scratch_per_row == scratch
+    assert plain.units.verify_scratch_per_row == 0
+    assert with_drafts.slot_bytes - plain.slot_bytes == 65 * 4 * scratch
+    # At k = 3 a running request takes at most 5% more than its state.
+    assert 4 * scratch <= 0.05 * plain.units.gdn_per_slot
     assert with_drafts.fixed.drafts == 10**9
     logit_rows = 64 * 3 * 248320
     assert with_drafts.fixed.sampling - plain.fixed.sampling >= logit_rows * 2

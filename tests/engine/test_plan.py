@@ -78,7 +78,7 @@ def test_graphs_are_refused_where_there_are_none(facts: DeviceFacts, backend: st
 )
 def test_attention_backend_by_device(facts: DeviceFacts, wanted: str, backend: str) -> None:
     """E2: auto takes our kernels where they run. Oracle: the table above."""
-    assert plan_for(facts, attention_backend=wanted).attention_backend == backend
+    assert plan_for(facts, attention_backend=wanted).decode_backend == backend
 
 
 def test_triton_attention_is_refused_on_the_cpu() -> None:

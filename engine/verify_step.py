@@ -1,0 +1,180 @@
+"""One verify step from packed rows to committed tokens, all on the device.
+
+The rows of a request are its pending token and its drafts, in order. All of them are scored in
+one forward that only reads the live GDN state; then drafts are accepted, and the state of every
+request is advanced by what is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.cache.pools import PADDING_INDEX
+from engine.committed_state import CommittedRows, CommittedState
+from engine.models.hybrid import ForwardFunctions, HybridModel
+from engine.sampler import SamplingPlan
+from engine.sampling_rows import SamplingTable
+from engine.slot_tables import SlotTables
+from engine.spec_protocol import VerifyChoice, VerifyRows
+from engine.token_step import BAD_TOKEN, Chosen, num_table_pages
+from graphs.inputs import ForwardInputs, Kind
+from graphs.kernels.kernel_set import SampleKernels
+from graphs.rows import LAST_TOKEN, RowField
+
+ChooseVerified = Callable[
+    [Tensor, VerifyRows, SamplingTable, SamplingPlan, SampleKernels], VerifyChoice
+]
+
+
+class PreparedVerify(NamedTuple):
+    """What a verify step derives from its packed rows: of T rows, then of R requests.
+
+    The fields of `ForwardInputs`, the packed `slots` and `output_indexes` [T], and `drafts`
+    [R, k + 1] as in `VerifyRows.token_ids`.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    kv_slots: Tensor
+    slots: Tensor
+    output_indexes: Tensor
+    page_table: Tensor
+    context_lens: Tensor
+    state_slots: Tensor
+    drafts: Tensor
+
+
+PrepareVerify = Callable[[Tensor, Tensor, Tensor, int, int, int], PreparedVerify]
+
+
+@dataclass(frozen=True)
+class VerifyFunctions:
+    """The regions of a verify step, each compiled or as it is; see `StepFunctions`."""
+
+    forward: ForwardFunctions
+    prepare: PrepareVerify
+    choose: ChooseVerified
+    choose_any: ChooseVerified
+    kernels: SampleKernels
+
+
+def prepare_verify_rows(
+    rows: Tensor,
+    page_table: Tensor,
+    last_tokens: Tensor,
+    page_size: int,
+    num_pages: int,
+    rows_per_request: int,
+) -> PreparedVerify:
+    """Forward inputs of packed rows [fields, R * rows_per_request]; notes rows' pages.
+
+    num_pages: how many pages of each request the forward is given. Rows without a draft are scored
+    with token 0: they must give something, and nothing reads it.
+    """
+    slots, positions, pages = (rows[f] for f in (RowField.SLOT, RowField.POSITION, RowField.PAGE))
+    page_table[slots, positions // page_size] = pages
+    given = rows[RowField.TOKEN_ID]
+    # Rows of padding are spread over the padding page, as if they were a request's first: all of
+    # them see something, and none sees what was never written.
+    offsets = torch.arange(rows.shape[1], device=rows.device) % rows_per_request
+    positions = torch.where(slots == PADDING_INDEX, offsets, positions)
+    token_ids = torch.where(given == LAST_TOKEN, last_tokens[slots], given)
+    state_slots = slots.view(-1, rows_per_request)[:, 0].contiguous()
+    return PreparedVerify(
+        token_ids=token_ids.clamp(min=0),
+        positions=positions,
+        kv_slots=pages * page_size + positions % page_size,
+        slots=slots,
+        output_indexes=rows[RowField.OUTPUT_INDEX],
+        page_table=page_table[state_slots, :num_pages],
+        context_lens=positions.view(-1, rows_per_request)[:, -1] + 1,
+        state_slots=state_slots,
+        drafts=token_ids.view(-1, rows_per_request),
+    )
+
+
+class VerifyStep:
+    """The `step` of the verify family. `prepared`: the plans that functions.choose knows."""
+
+    def __init__(
+        self,
+        model: HybridModel,
+        functions: VerifyFunctions,
+        tables: SlotTables,
+        sampling: SamplingTable,
+        states: Sequence[CommittedState],
+        *,
+        page_size: int,
+        rows_per_request: int,
+        prepared: Sequence[SamplingPlan],
+    ) -> None:
+        self._model, self._functions = model, functions
+        self._tables, self._sampling, self._states = tables, sampling, tuple(states)
+        self._page_size, self._rows_per_request = page_size, rows_per_request
+        self._prepared = frozenset(prepared)
+        device = tables.last_tokens.device
+        self._nothing = torch.empty(0, dtype=torch.int64, device=device)
+        self._no_chunks = torch.empty(0, 2, dtype=torch.int64, device=device)
+
+    @torch.inference_mode()
+    def __call__(self, rows: Tensor, plan: SamplingPlan) -> Chosen:
+        """Packed rows [fields, T] in; what they chose, and how much of it is committed."""
+        logits, prepared = self.forward(rows)
+        functions = self._functions
+        choose = functions.choose if plan in self._prepared else functions.choose_any
+        choice = choose(
+            logits,
+            VerifyRows(prepared.drafts, prepared.slots, prepared.output_indexes),
+            self._sampling,
+            plan,
+            functions.kernels,
+        )
+        sampled = choice.sampled
+        committed = CommittedRows(
+            slots=prepared.state_slots,
+            positions=prepared.positions.view(-1, self._rows_per_request)[:, 0],
+            num_committed=choice.num_committed,
+            token_ids=sampled.token_ids.view(-1, self._rows_per_request),
+        )
+        for state in self._states:
+            state.commit(committed, plan)
+        return Chosen(
+            torch.where(sampled.is_bad, BAD_TOKEN, sampled.token_ids),
+            sampled.logprobs,
+            sampled.top_ids,
+            sampled.top_logprobs,
+            choice.num_committed,
+        )
+
+    @torch.inference_mode()
+    def forward(self, rows: Tensor) -> tuple[Tensor, PreparedVerify]:
+        """The logits [T, vocab] of packed rows [fields, T]; changes no GDN state."""
+        tables, nothing = self._tables, self._nothing
+        prepared = self._functions.prepare(
+            rows,
+            tables.page_table,
+            tables.last_tokens,
+            self._page_size,
+            num_table_pages(rows, tables, self._page_size),
+            self._rows_per_request,
+        )
+        inputs = ForwardInputs(
+            kind=Kind.VERIFY,
+            rows_per_request=self._rows_per_request,
+            token_ids=prepared.token_ids,
+            positions=prepared.positions,
+            kv_slots=prepared.kv_slots,
+            page_table=prepared.page_table,
+            context_lens=prepared.context_lens,
+            state_slots=prepared.state_slots,
+            logit_rows=None,
+            row_starts=nothing,
+            chunks=self._no_chunks,
+            chunk_starts=nothing,
+        )
+        return self._model(inputs, self._functions.forward), prepared
