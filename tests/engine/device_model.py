@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from zlib import crc32
 
 from engine.batch import Batch, BatchEntry, StepResult
@@ -16,16 +17,41 @@ from engine.request_state import RequestState
 from engine.scheduler import Scheduler
 from engine.scheduler_limits import SchedulerLimits
 from graphs.inputs import Kind
+from graphs.rows import NO_DRAFT
 
 EOS = 0
 PAGE_SIZE = 4
 LETTERS = "abcdefghijk"
+# The text of each token. "END" comes only from the last two in turn, and not at their edges.
+PIECES = [*LETTERS[:9], "jE", "NDk"]
 TOP = [(1, -0.5), (2, -1.5), (3, -2.5)]
+# In the KV of a row that was rolled back: no token is this one.
+ROLLED_BACK = -9
+
+DraftRule = Callable[[str, int, int], list[int]]
+"""Drafts from a request id, the output index of the first one, and how many there may be."""
 
 
 def token_at(request_id: str, index: int) -> int:
     """The oracle's token: a fixed function, so that no schedule may change an output."""
-    return crc32(f"{request_id} {index}".encode()) % len(LETTERS)
+    return crc32(f"{request_id} {index}".encode()) % len(PIECES)
+
+
+def drafts_right_up_to(num_right: int) -> DraftRule:
+    """As many drafts as there may be, all but the first num_right of them wrong."""
+
+    def draft(request_id: str, index: int, max_drafts: int) -> list[int]:
+        tokens = [token_at(request_id, index + offset) for offset in range(max_drafts)]
+        return tokens[:num_right] + [(token + 1) % len(PIECES) for token in tokens[num_right:]]
+
+    return draft
+
+
+def moving_drafts(request_id: str, index: int, max_drafts: int) -> list[int]:
+    """Right at first, wrong from a position on that moves; in a quarter of steps fewer or none."""
+    draw = crc32(f"drafts {request_id} {index}".encode())
+    num_usable = draw // 1000 % (max_drafts + 1) if draw % 4 == 0 else max_drafts
+    return drafts_right_up_to(draw // 7 % (max_drafts + 1))(request_id, index, num_usable)
 
 
 @dataclass(frozen=True)
@@ -61,20 +87,28 @@ def expected_outcome(request: NewRequest, max_request_tokens: int, faults: Fault
                 return Outcome(tokens, FinishReason.STOP)
             if tokens[-1] in params.stop_token_ids:
                 return Outcome(tokens, FinishReason.STOP, tokens[-1])
-            text = "".join(LETTERS[token] for token in tokens)
-            for stop in params.stop_strings:
-                if text.endswith(stop):
-                    return Outcome(tokens, FinishReason.STOP, stop)
+            if (stop := completed_stop(tokens, params.stop_strings)) is not None:
+                return Outcome(tokens, FinishReason.STOP, stop)
         if num_prompt + len(tokens) >= max_request_tokens:
             break
     return Outcome(tokens, FinishReason.LENGTH)
 
 
-class LetterStream:
-    """A TextStream of one letter a token."""
+def completed_stop(token_ids: Sequence[int], stops: Sequence[str]) -> str | None:
+    """The stop string that the last token completes: the first to end, then the first listed."""
+    text = "".join(PIECES[token_id] for token_id in token_ids)
+    for end in range(len(text) - len(PIECES[token_ids[-1]]) + 1, len(text) + 1):
+        for stop in stops:
+            if text[:end].endswith(stop):
+                return stop
+    return None
+
+
+class PieceStream:
+    """A TextStream of one piece a token."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        return "".join(LETTERS[token_id] for token_id in token_ids)
+        return "".join(PIECES[token_id] for token_id in token_ids)
 
     def flush(self) -> str:
         return ""
@@ -103,14 +137,16 @@ class DeviceModel:
     """Runs steps in the order of their launch, as one stream does.
 
     It asserts what the kernels rely on: a state gets each row once and in order, decode rows
-    follow a token that the slot has chosen, the pages hold the whole context, and no row lies
-    beyond the request's length.
+    follow a token that the slot has chosen, the pages hold the whole context, and no committed
+    row lies beyond the request's length. A verify step commits rows up to the first draft that
+    is wrong or the first token that ends the run; no later step may read the rows after them.
     """
 
-    def __init__(self, max_request_tokens: int) -> None:
-        self.max_request_tokens = max_request_tokens
+    def __init__(self, limits: SchedulerLimits, drafts: DraftRule) -> None:
+        self.limits = limits
         self.faults: dict[RequestState, Faults] = {}
         self.num_decode_rows = 0
+        self._drafts = drafts
         self._slots: dict[int, Slot] = {}
         self._kv: dict[int, int] = {}
 
@@ -118,54 +154,91 @@ class DeviceModel:
         for state in batch.admitted:
             assert state.slot is not None
             self._slots[state.slot] = Slot(state)
-        chosen = [self._run(batch.kind, entry) for entry in batch.entries]
-        is_bad = [
-            self.faults[entry.state].bad_index == entry.output_index
-            for entry in batch.sampling_entries
+        is_verify = batch.kind is Kind.VERIFY
+        drafts = [self._propose(entry) if is_verify else [] for entry in batch.entries]
+        runs = [
+            self._run(batch.kind, entry, entry_drafts)
+            for entry, entry_drafts in zip(batch.entries, drafts, strict=True)
+        ]
+        chosen = [
+            (entry.state, index)
+            for entry, run in zip(batch.entries, runs, strict=True)
+            for index in run
         ]
         result = StepResult(
-            token_ids=[token for token in chosen if token is not None],
-            is_bad=is_bad,
-            logprobs=[-float(entry.output_index) for entry in batch.sampling_entries],
-            tops=[TOP for _ in batch.sampling_entries],
+            token_ids=[token_at(state.request_id, index) for state, index in chosen],
+            is_bad=[self.faults[state].bad_index == index for state, index in chosen],
+            logprobs=[-float(index) for _, index in chosen],
+            tops=[TOP for _ in chosen],
             scores=[
                 [self._score(entry.state, row) for row in self._scored_rows(entry)]
                 for entry in batch.entries
                 if entry.num_scored
             ],
+            num_committed=[len(run) for run in runs] if is_verify else None,
+            draft_ids=drafts if is_verify else None,
         )
         slots = [entry.slot for entry in batch.entries]
         assert len(set(slots)) == len(slots) and 0 not in slots
         return Flight(batch, result, slots, [list(entry.state.pages) for entry in batch.entries])
 
-    def _run(self, kind: Kind, entry: BatchEntry) -> int | None:
-        """Process an entry's rows; the token that it chooses."""
+    def _propose(self, entry: BatchEntry) -> list[int]:
+        drafts = self._drafts(entry.state.request_id, entry.output_index, entry.max_drafts)
+        assert len(drafts) <= entry.max_drafts <= self.limits.num_drafts
+        return drafts
+
+    def _run(self, kind: Kind, entry: BatchEntry, drafts: list[int]) -> range:
+        """Process an entry's rows; the output indexes of the tokens that it chooses."""
         state, slot = entry.state, self._slots[entry.slot]
         assert slot.owner is state, "a slot changed hands without an admission"
         assert entry.start == len(slot.token_ids), "rows are missing or run twice"
         stop = entry.start + entry.num_rows
-        if kind is Kind.DECODE:
-            assert entry.num_rows == 1 and entry.samples and entry.num_scored == 0
-            assert slot.chosen is not None, "a decode row without a token"
-            rows = [slot.chosen]
-            self.num_decode_rows += 1
-        else:
+        if kind is Kind.PREFILL:
             rows = state.tokens_between(entry.start, stop)
+        else:
+            assert kind is (Kind.VERIFY if self.limits.num_drafts else Kind.DECODE)
+            assert entry.num_rows == 1 + self.limits.num_drafts
+            assert entry.samples and entry.num_scored == 0
+            assert slot.chosen is not None, "a decode row without a token"
+            rows = [slot.chosen, *drafts]
+            rows += [NO_DRAFT] * (entry.num_rows - len(rows))
+            self.num_decode_rows += 1
         assert len(rows) == entry.num_rows > 0
-        slot.token_ids += rows
-        prompt = state.request.prompt_token_ids
-        assert slot.token_ids[: len(prompt)] == prompt[: len(slot.token_ids)]
         for position, token_id in enumerate(rows, start=entry.start):
             self._kv[self._kv_slot(state, position)] = token_id
         context = [self._kv[self._kv_slot(state, position)] for position in range(stop)]
-        assert context == slot.token_ids
-        slot.chosen = None
-        if entry.samples:
-            assert entry.output_index == stop - state.num_prompt
-            assert entry.output_index != state.params.max_tokens, "a row beyond max_tokens"
-            assert state.num_prompt + entry.output_index < self.max_request_tokens
-            slot.chosen = token_at(state.request_id, entry.output_index)
-        return slot.chosen
+        assert context == slot.token_ids + rows, "a row reads what is not its request's"
+        known = state.tokens_between(0, stop)[: entry.start + 1]
+        assert context[: len(known)] == known, "the host knows other tokens than the slot"
+        num_known = stop if kind is Kind.PREFILL else entry.start + 1
+        assert entry.output_index == num_known - state.num_prompt or not entry.samples
+        run = self._choose(entry, drafts)
+        num_kept = entry.num_rows if kind is Kind.PREFILL else len(run)
+        slot.token_ids += rows[:num_kept]
+        for position in range(entry.start + num_kept, stop):
+            self._kv[self._kv_slot(state, position)] = ROLLED_BACK
+        slot.chosen = token_at(state.request_id, run[-1]) if run else None
+        return run
+
+    def _choose(self, entry: BatchEntry, drafts: list[int]) -> range:
+        """The output indexes of the tokens that are accepted: one, and one for each right draft."""
+        state, last = entry.state, entry.output_index
+        if not entry.samples:
+            return range(0)
+        for draft in drafts:
+            if self._ends_run(state, last) or draft != token_at(state.request_id, last):
+                break
+            last += 1
+        assert last != state.params.max_tokens, "a row beyond max_tokens"
+        assert state.num_prompt + last < self.limits.max_request_tokens
+        return range(entry.output_index, last + 1)
+
+    def _ends_run(self, state: RequestState, index: int) -> bool:
+        """Whether the token at an output index ends its request for all that the device knows."""
+        params, token_id = state.params, token_at(state.request_id, index)
+        is_end = token_id in params.stop_token_ids or (token_id == EOS and not params.ignore_eos)
+        is_bad = self.faults[state].bad_index == index
+        return is_bad or (is_end and index >= params.min_tokens)
 
     def _kv_slot(self, state: RequestState, position: int) -> int:
         return state.pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
@@ -186,6 +259,8 @@ class Record:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
     last: RequestUpdate | None = None
 
     @property
@@ -203,6 +278,11 @@ class Record:
         else:
             assert self.outcome == expected
         assert self.state.output_token_ids == self.token_ids, "committed after the end"
+        assert self.last is not None
+        assert (self.last.num_drafted, self.last.num_accepted) == (
+            self.num_drafted,
+            self.num_accepted,
+        )
         if params.logprobs is not None:
             tokens = enumerate(self.token_ids)
             top = TOP[: params.logprobs]
@@ -220,12 +300,14 @@ class Record:
 class ScheduledRun:
     """A scheduler, the device that runs its steps, and the caller of its requests."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, drafts: DraftRule = moving_drafts) -> None:
         self.scheduler = scheduler
-        self.device = DeviceModel(scheduler.limits.max_request_tokens)
+        self.device = DeviceModel(scheduler.limits, drafts)
         self.flights: deque[Flight] = deque()
         self.records: list[Record] = []
         self.open: dict[str, Record] = {}
+        # Of every request in every verify step: drafts, and those that became tokens.
+        self.drafts_done: list[tuple[int, int]] = []
 
     def submit(
         self, request_id: str, num_prompt: int, params: SamplingParams, faults: Faults = Faults()
@@ -264,10 +346,33 @@ class ScheduledRun:
         ):
             assert entry.state.slot == slot, "a slot was returned in flight"
             assert entry.state.pages[: len(pages)] == pages, "a page was returned in flight"
+        records = [self.open.get(entry.state.request_id) for entry in flight.batch.entries]
         updates = self.scheduler.drain(flight.batch, flight.result)
+        if flight.batch.kind is Kind.VERIFY:
+            self._note_drafts(flight, records, updates)
         self.note(updates)
         self.scheduler.check_integrity()
         return updates
+
+    def _note_drafts(
+        self, flight: Flight, records: list[Record | None], updates: list[RequestUpdate]
+    ) -> None:
+        """Count drafts by what the caller got; only the pages of known tokens are left."""
+        drafts, counts = flight.result.draft_ids, flight.result.num_committed
+        assert drafts is not None and counts is not None
+        told = {update.request_id: update.token_ids for update in updates}
+        entries = flight.batch.entries
+        for entry, pages, record, draft_ids, num_committed in zip(
+            entries, flight.pages, records, drafts, counts, strict=True
+        ):
+            assert record is not None
+            num_right = num_equal(draft_ids, told[record.state.request_id])
+            num_accepted = min(num_right, num_committed - 1)
+            record.num_drafted += len(draft_ids)
+            record.num_accepted += num_accepted
+            self.drafts_done.append((len(draft_ids), num_accepted))
+            if entry.state.slot is not None:
+                assert entry.state.pages == pages[: -(-entry.state.num_tokens // PAGE_SIZE)]
 
     def note(self, updates: list[RequestUpdate]) -> None:
         for update in updates:
@@ -295,6 +400,25 @@ class ScheduledRun:
         for record in self.records:
             record.check(self.scheduler.limits.max_request_tokens)
             assert record.state.num_computed == record.state.num_launched
+        self.check_draft_counts()
+
+    def check_draft_counts(self) -> None:
+        """Assert the engine's totals: sums over what each step did for each request."""
+        counts = self.scheduler.draft_counts
+        done = [(drafted, accepted) for drafted, accepted in self.drafts_done if drafted]
+        assert counts.num_drafts == len(done)
+        assert counts.num_draft_tokens == sum(drafted for drafted, _ in done)
+        assert counts.num_accepted_tokens == sum(accepted for _, accepted in done)
+        assert counts.num_accepted_per_position == [
+            sum(accepted > position for _, accepted in done)
+            for position in range(max((drafted for drafted, _ in done), default=0))
+        ]
+
+
+def num_equal(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many leading items of two sequences are equal."""
+    pairs = zip(left, right, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def make_scheduler(
@@ -305,14 +429,17 @@ def make_scheduler(
     max_prefill: int = 6,
     max_queued: int = 64,
     max_steps_in_flight: int = 1,
+    num_drafts: int = 0,
 ) -> Scheduler:
+    """A request may reach the pool's tokens, less those that a verify step may reject of it."""
     limits = SchedulerLimits(
         max_running_requests=max_running,
         max_queued_requests=max_queued,
         max_prefill_tokens=max_prefill,
-        max_request_tokens=num_pages * PAGE_SIZE,
+        max_request_tokens=num_pages * PAGE_SIZE - num_drafts,
         page_size=PAGE_SIZE,
         max_steps_in_flight=max_steps_in_flight,
+        num_drafts=num_drafts,
     )
     return Scheduler(
         limits, IndexAllocator("pages", num_pages), IndexAllocator("slots", num_slots), [EOS]
@@ -322,5 +449,5 @@ def make_scheduler(
 def make_state(request_id: str, num_prompt: int, params: SamplingParams) -> RequestState:
     prompt = [1 + position % 7 for position in range(num_prompt)]
     request = NewRequest(request_id=request_id, prompt_token_ids=prompt, params=params)
-    output_text = OutputText(LetterStream(), params) if params.stop_strings else None
+    output_text = OutputText(PieceStream(), params) if params.stop_strings else None
     return RequestState(request=request, seed=0, output_text=output_text)
