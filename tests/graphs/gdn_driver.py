@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from engine.batch import build_chunks
-from graphs.kernels.gdn import reference
+from graphs.kernels.gdn import reference, verify_reference
+from graphs.kernels.gdn.stash import VerifyStash, allocate_stash
 from tests.oracle.gated_delta import gated_norm, gdn_sequence
 
 CPU = torch.device("cpu")
@@ -48,7 +49,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Setup:
-    """Where and in what precision: model dtype, state dtype, device, and the two kernels."""
+    """Where and in what precision: model dtype, state dtype, device, and the kernels."""
 
     geometry: Geometry
     device: torch.device = CPU
@@ -56,6 +57,8 @@ class Setup:
     state_dtype: torch.dtype = torch.float32
     decode: Callable[..., Tensor] = reference.gdn_decode
     prefill: Callable[..., tuple[Tensor, Tensor]] = reference.gdn_prefill
+    verify: Callable[..., Tensor] = verify_reference.gdn_verify
+    commit: Callable[..., None] = verify_reference.gdn_commit
 
 
 class GdnDriver:
@@ -117,12 +120,15 @@ class GdnDriver:
         )
         return list(out[: sum(lens)].split(lens)), states
 
-    def decode(self, slots: Sequence[int], requests: Sequence[Rows], row: int) -> Tensor:
-        """One call of each request's row `row`, at that position; [R, HV * V]."""
+    def decode(
+        self, slots: Sequence[int], requests: Sequence[Rows], row: int | Sequence[int]
+    ) -> Tensor:
+        """One call of one row of each request, at that position; [R, HV * V]."""
         device = self.setup.device
+        positions = [row] * len(slots) if isinstance(row, int) else row
         return self.setup.decode(
-            torch.cat([rows.projected(row, row + 1) for rows in requests]),
-            torch.full((len(slots),), row, device=device),
+            torch.cat([r.projected(p, p + 1) for r, p in zip(requests, positions, strict=True)]),
+            torch.tensor(positions, device=device),
             torch.tensor(slots, device=device),
             self.conv,
             self.a_log,
@@ -132,6 +138,71 @@ class GdnDriver:
             self.state_pool,
             self.setup.geometry.num_k_heads,
             EPS,
+        )
+
+    def make_stash(self, max_requests: int, num_rows: int) -> VerifyStash:
+        """The stash of this one layer, [1, R, rows, ...], full of NaN."""
+        geometry = self.setup.geometry
+        stash = allocate_stash(
+            1,
+            max_requests,
+            num_rows,
+            num_k_heads=geometry.num_k_heads,
+            num_v_heads=geometry.num_v_heads,
+            head_k_dim=geometry.head_k_dim,
+            head_v_dim=geometry.head_v_dim,
+            dtype=self.setup.dtype,
+            device=self.setup.device,
+        )
+        for tensor in stash:
+            tensor.fill_(torch.nan)
+        return stash
+
+    def verify(
+        self,
+        slots: Sequence[int],
+        requests: Sequence[Rows],
+        starts: Sequence[int],
+        num_rows: int,
+        stash: VerifyStash,
+    ) -> Tensor:
+        """One call of num_rows rows of each request from its start; [R, num_rows, HV * V]."""
+        device = self.setup.device
+        parts = list(zip(requests, starts, strict=True))
+        out = self.setup.verify(
+            torch.cat([rows.projected(start, start + num_rows) for rows, start in parts]),
+            torch.tensor([start + row for start in starts for row in range(num_rows)]).to(device),
+            torch.tensor(slots, device=device),
+            self.conv,
+            self.a_log,
+            self.dt_bias,
+            self.norm,
+            self.conv_pool,
+            self.state_pool,
+            *stash.layer(0),
+            self.setup.geometry.num_k_heads,
+            EPS,
+            num_rows,
+        )
+        return out.unflatten(0, (len(slots), num_rows))
+
+    def commit(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        num_committed: Sequence[int],
+        stash: VerifyStash,
+    ) -> None:
+        """One call that takes the first num_committed stashed rows of each request."""
+        device = self.setup.device
+        self.setup.commit(
+            *stash,
+            torch.tensor(starts, device=device),
+            torch.tensor(num_committed, device=device),
+            torch.tensor(slots, device=device),
+            self.conv_pool[None],
+            self.state_pool[None],
+            self.setup.geometry.num_k_heads,
         )
 
     def expect(self, rows: Rows, stop: int) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ Neither pool is written; what the commit needs goes to the stash. Bitwise equal 
 decode for every state dtype: see `advance_state`.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator,assignment"
 # ruff: noqa: RUF005  (Triton adds tuples, but unpacks none)
 
 from __future__ import annotations
