@@ -15,12 +15,9 @@ from torch import Tensor
 from graphs.kernels.attention import ops as attention_ops
 from graphs.kernels.attention import reference as attention_reference
 from graphs.kernels.gdn import commit as gdn_commit_ops
-from graphs.kernels.gdn import commit as gdn_commit_ops
 from graphs.kernels.gdn import decode as gdn_decode_ops
 from graphs.kernels.gdn import prefill as gdn_prefill_ops
 from graphs.kernels.gdn import reference as gdn_reference
-from graphs.kernels.gdn import verify as gdn_verify_ops
-from graphs.kernels.gdn import verify_reference as gdn_verify_reference
 from graphs.kernels.gdn import verify as gdn_verify_ops
 from graphs.kernels.gdn import verify_reference as gdn_verify_reference
 from graphs.kernels.linear import ops as linear_ops
@@ -44,8 +41,6 @@ class KernelSet:
     gdn_prefill: Callable[..., tuple[Tensor, Tensor]]
     gdn_verify: Callable[..., Tensor]
     gdn_commit: Callable[..., None]
-    gdn_verify: Callable[..., Tensor]
-    gdn_commit: Callable[..., None]
     moe_mlp: Callable[..., Tensor]
 
 
@@ -57,8 +52,6 @@ TORCH_KERNELS = KernelSet(
     gdn_prefill=gdn_reference.gdn_prefill,
     gdn_verify=gdn_verify_reference.gdn_verify,
     gdn_commit=gdn_verify_reference.gdn_commit,
-    gdn_verify=gdn_verify_reference.gdn_verify,
-    gdn_commit=gdn_verify_reference.gdn_commit,
     moe_mlp=moe_reference.moe_mlp,
 )
 TRITON_KERNELS = KernelSet(
@@ -67,8 +60,6 @@ TRITON_KERNELS = KernelSet(
     add_rms_norm=norm_ops.add_rms_norm,
     gdn_decode=gdn_decode_ops.gdn_decode,
     gdn_prefill=gdn_prefill_ops.gdn_prefill,
-    gdn_verify=gdn_verify_ops.gdn_verify,
-    gdn_commit=gdn_commit_ops.gdn_commit,
     gdn_verify=gdn_verify_ops.gdn_verify,
     gdn_commit=gdn_commit_ops.gdn_commit,
     moe_mlp=moe_ops.moe_mlp,

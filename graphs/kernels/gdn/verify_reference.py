@@ -78,8 +78,9 @@ def gdn_verify(
 
     projected [R * rows, ...] and positions [R * rows], a request's rows one after the other from
     the position of its first; state_slots [R]; the weights as in `gdn_decode`. Positions are past
-    0 but for padding, as there. Both pools are only read. The stash [R', rows', ...] of this layer, R' >= R and rows' >= rows, takes what
-    `gdn_commit` needs. Output [R * rows, HV * V], zeros where the slot is the padding slot 0.
+    0 but for padding, as there. Both pools are only read. The stash [R', rows', ...] of this
+    layer, R' >= R and rows' >= rows, takes what `gdn_commit` needs. Output [R * rows, HV * V],
+    zeros where the slot is the padding slot 0.
     """
     num_channels, num_taps = conv_weight.shape
     num_v_heads, head_v_dim, head_k_dim = state_pool.shape[1:]
