@@ -1,14 +1,15 @@
 """Steps of real geometries on one GPU, with made-up weights.
 
     python -m bench.step [--geometry NAMES] [--batch SIZES] [--context N] [--compile on]
-        [--profile FILE] [--results FILE]
+        [--drafts K] [--profile FILE] [--results FILE]
 
 For each geometry: the seconds that compiling and capturing take, the prefill rate of all prompts,
 then whole decode steps at each batch size (rows up, embedding, blocks, head, choice of tokens) as
 the decode family runs them, greedy and with every sampling parameter, beside the least time in
 which the memory could deliver their bytes, with the kernels of one step and the calls that launch
 them; at the end the most memory that all of it took, beside the plan. `--profile` writes where the
-time of one step goes, by kernel. Run it from the repository's root.
+time of one step goes, by kernel. With `--drafts` the steps are verify steps, commit included, of
+K drafts a request. Run it from the repository's root.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from graphs.inputs import Kind
 from server.bench.results import METRIC_UNITS, ResultRow, write_results
 
 NUM_STEPS = 20
-STEPS = (("step.greedy", GREEDY), ("step.sampled", SAMPLED))
+VARIANTS = (("greedy", GREEDY), ("sampled", SAMPLED))
 COUNT_UNITS = {"kernels_per_step": "kernels", "launches_per_step": "launches"}
 
 
@@ -48,6 +49,7 @@ def read_flags() -> argparse.Namespace:
     parser.add_argument("--batch", default="1,16,64", help="decode batch sizes")
     parser.add_argument("--context", type=int, default=1024, help="tokens before the decode step")
     parser.add_argument("--compile", default="auto", help="as of the server")
+    parser.add_argument("--drafts", type=int, default=0, help="of a request, in a verify step")
     parser.add_argument("--profile", type=Path, help="write the kernels of a step of each size")
     parser.add_argument("--results", type=Path, help="default: only print")
     return parser.parse_args()
@@ -73,7 +75,7 @@ def measure_geometry(geometry: str, flags: argparse.Namespace, read_rate: float)
     """All that is measured of one geometry. Traces come last: they slow down what follows."""
     free_bytes = torch.cuda.mem_get_info()[0]
     batches = [int(size) for size in flags.batch.split(",")]
-    step_model = build(geometry, max(batches), flags.context, flags.compile)
+    step_model = build(geometry, max(batches), flags.context, flags.compile, flags.drafts)
     rows = [*startup_rows(geometry, step_model), measure_prefill(geometry, step_model)]
     for batch in batches:
         rows += measure_decode(geometry, step_model, batch, read_rate)
@@ -142,7 +144,7 @@ def measure_decode(
             unit="experts",
         )
     experts = f", distinct experts a layer {statistics.mean(hit):.1f}" if hit else ""
-    for bench, plan in STEPS:
+    for bench, plan in named_steps(step_model):
         value = time_steps(steps_of(step_model, batch, plan)) * 1e3
         print(
             f"{geometry} {bench} batch {batch}: {value:.2f} ms, floor {floor_ms:.2f} ms "
@@ -166,7 +168,8 @@ def trace_decode(
     geometry: str, step_model: StepModel, batches: list[int], profile: Path | None
 ) -> Iterator[ResultRow]:
     """Kernels and launches of one step at each batch size, and where its time goes."""
-    steps = [(bench, plan, batch) for batch in batches for bench, plan in STEPS]
+    named = named_steps(step_model)
+    steps = [(bench, plan, batch) for batch in batches for bench, plan in named]
     traces = record_each([steps_of(step_model, batch, plan) for _, plan, batch in steps])
     for (bench, _, batch), trace in zip(steps, traces, strict=True):
         title = (
@@ -179,6 +182,13 @@ def trace_decode(
                 file.write(f"{title}\n{kernel_table(trace.kernels)}\n")
         counts = {"kernels_per_step": len(trace.kernels), "launches_per_step": len(trace.calls)}
         yield from count_rows(bench, geometry, step_model.context, batch, counts)
+
+
+def named_steps(step_model: StepModel) -> list[tuple[str, SamplingPlan]]:
+    """The variants that are measured, by the names of their results."""
+    num_rows = step_model.plan.rows_per_request
+    kind = "step" if num_rows == 1 else f"verify-{num_rows}"
+    return [(f"{kind}.{name}", plan) for name, plan in VARIANTS]
 
 
 def count_rows(
@@ -228,7 +238,7 @@ def steps_of(step_model: StepModel, batch: int, plan: SamplingPlan) -> Callable[
     With the same noise, penalties would push the tokens that it favours out of the nucleus, and
     every draw would be rejected.
     """
-    rows = cycle([step_model.decode_rows(batch, index) for index in range(1, 1 + NUM_STEPS)])
+    rows = cycle([step_model.step_rows(batch, index) for index in range(1, 1 + NUM_STEPS)])
     return lambda: step_model.steps.decode.run(next(rows), plan)
 
 

@@ -16,11 +16,14 @@ from engine.cache.pools import CachePools
 from engine.config import EngineConfig
 from engine.device_facts import read_device_facts
 from engine.layers.mlp import MoeMlp
+from engine.memory import NO_DRAFTS
 from engine.model_config import load_model_config
 from engine.models.hybrid import EAGER, DecoderBlock, HybridModel
 from engine.plan import Plan, make_plan
 from engine.request import SamplingParams
 from engine.start import allocate, count_weights, keep_compiled_code, load_model
+from engine.spec_plan import choose_speculation
+from engine.spec_protocol import load_spec_runtime
 from engine.startup import CAPTURE, COMPILE, LOAD, StartupClock
 from engine.step_set import StepSet, build_steps, prepare_thread
 from graphs.inputs import ForwardInputs, Kind
@@ -30,6 +33,7 @@ from graphs.rows import Row
 GEOMETRIES = Path(__file__).parent / "geometries"
 PREFILL_TOKENS = 8192
 EXTRA_TOKENS = 128
+SYNTHETIC_SHARE = 0.8
 SAMPLED_PARAMS = SamplingParams(
     temperature=0.7,
     top_p=0.95,
@@ -103,21 +107,26 @@ class StepModel:
         """One forward, compiled, and the likeliest token of each request."""
         return self.model(inputs, self.steps.functions.forward).argmax(-1)
 
-    def decode_rows(self, batch: int, output_index: int) -> list[Row]:
-        """The next row of each of the first requests, every one another random token."""
+    def step_rows(self, batch: int, output_index: int) -> list[Row]:
+        """The next rows of each of the first requests, every one another random token.
+
+        One a request, or those of a verify step.
+        """
+        num_rows = self.plan.rows_per_request
         table = self.page_table(range(batch)).cpu()
         generator = torch.Generator().manual_seed(4)
-        tokens = torch.randint(self.plan.model.vocab_size, (batch,), generator=generator).tolist()
-        column = self.context // self.plan.page_size
+        shape = batch, num_rows
+        tokens = torch.randint(self.plan.model.vocab_size, shape, generator=generator).tolist()
         return [
             Row(
                 slot=1 + index,
-                position=self.context,
-                page=int(table[index, column]),
-                output_index=output_index,
+                position=self.context + row,
+                page=int(table[index, (self.context + row) // self.plan.page_size]),
+                output_index=output_index + row,
                 token_id=token,
             )
-            for index, token in enumerate(tokens)
+            for index, row_tokens in enumerate(tokens)
+            for row, token in enumerate(row_tokens)
         ]
 
     def fill_tables(self) -> None:
@@ -172,9 +181,12 @@ class StepModel:
 
 
 @torch.inference_mode(mode=False)
-def build(geometry: str, batch: int, context: int, compile_blocks: str) -> StepModel:
+def build(
+    geometry: str, batch: int, context: int, compile_blocks: str, num_drafts: int = 0
+) -> StepModel:
     """The model on the GPU, weights random, steps captured; `compile_blocks` as --compile.
 
+    With drafts, steps verify so many of each request, and commit SYNTHETIC_SHARE of all rows.
     Outside inference mode, as a server is: code is compiled, and kept, for tensors made there.
     """
     folder = GEOMETRIES / geometry
@@ -186,9 +198,20 @@ def build(geometry: str, batch: int, context: int, compile_blocks: str) -> StepM
         compile=compile_blocks,
         max_running_requests=batch,
         max_kv_tokens=batch * (context + EXTRA_TOKENS),
+        speculative_algorithm="stub" if num_drafts else None,
+        speculative_num_steps=num_drafts or None,
+        synthetic_acceptance=SYNTHETIC_SHARE * (1 + num_drafts) if num_drafts else None,
     )
     model_config = load_model_config(folder)
-    plan = make_plan(config, model_config, read_device_facts("cuda"), count_weights(model_config))
+    settings = choose_speculation(config)
+    spec = None if settings is None else load_spec_runtime(settings, model_config)
+    plan = make_plan(
+        config,
+        model_config,
+        read_device_facts("cuda"),
+        count_weights(model_config),
+        NO_DRAFTS if spec is None else spec.memory,
+    )
     clock = StartupClock()
     with clock.phase(LOAD):
         pools = allocate(plan)
@@ -196,7 +219,7 @@ def build(geometry: str, batch: int, context: int, compile_blocks: str) -> StepM
     prepare_thread(plan)
     with keep_compiled_code(plan, config):
         with clock.phase(COMPILE):
-            steps = build_steps(plan, model, pools)
+            steps = build_steps(plan, model, pools, spec)
         with clock.phase(CAPTURE):
             steps.decode.capture()
     step_model = StepModel(plan, pools, model, steps, clock.finish(), batch, context)
