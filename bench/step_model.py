@@ -21,9 +21,9 @@ from engine.model_config import load_model_config
 from engine.models.hybrid import EAGER, DecoderBlock, HybridModel
 from engine.plan import Plan, make_plan
 from engine.request import SamplingParams
-from engine.start import allocate, count_weights, keep_compiled_code, load_model
 from engine.spec_plan import choose_speculation
 from engine.spec_protocol import load_spec_runtime
+from engine.start import allocate, count_weights, keep_compiled_code, load_model
 from engine.startup import CAPTURE, COMPILE, LOAD, StartupClock
 from engine.step_set import StepSet, build_steps, prepare_thread
 from graphs.inputs import ForwardInputs, Kind
