@@ -374,6 +374,13 @@ class ScheduledRun:
             if entry.state.slot is not None:
                 assert entry.state.pages == pages[: -(-entry.state.num_tokens // PAGE_SIZE)]
 
+    def step(self) -> Batch:
+        """Launch and drain one step."""
+        batch = self.launch()
+        assert batch is not None
+        self.land()
+        return batch
+
     def note(self, updates: list[RequestUpdate]) -> None:
         for update in updates:
             record = self.open[update.request_id]

@@ -67,10 +67,7 @@ def run_alone(
     record = run.submit(name, num_prompt, asked, Faults(bad_index))
     kinds = []
     while run.open:
-        batch = run.launch()
-        assert batch is not None
-        kinds.append(batch.kind)
-        run.land()
+        kinds.append(run.step().kind)
     assert kinds == [Kind.PREFILL, Kind.VERIFY]
     run.finish()
     return run, record
@@ -92,13 +89,14 @@ def params(
     min_tokens: int = 0,
     stop: str = "",
     stop_token_ids: tuple[int, ...] = (),
+    ignore_eos: bool = False,
 ) -> SamplingParams:
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         stop=stop or [],
         stop_token_ids=list(stop_token_ids),
-        ignore_eos=bool(stop_token_ids),
+        ignore_eos=ignore_eos,
         logprobs=2,
     )
 
@@ -136,7 +134,7 @@ def test_a_bad_row_ends_a_run(num_drafts: int, offset: int) -> None:
 def ending(kind: str, index: int) -> tuple[str, SamplingParams, int | None]:
     """A request that a token ends at an output index: id, parameters, stop reason."""
     if kind == "stop id":
-        return first_at(index, STOP_ID), params(stop_token_ids=(STOP_ID,)), STOP_ID
+        return first_at(index, STOP_ID), params(stop_token_ids=(STOP_ID,), ignore_eos=True), STOP_ID
     if kind == "min_tokens":
         name = name_where(lambda tokens: tokens[-2:] == [EOS, EOS], index + 1)
         return name, params(min_tokens=index), None
@@ -236,6 +234,37 @@ def test_an_eos_beats_a_later_stop_string(num_drafts: int, offset: int) -> None:
     _, record = run_alone(num_drafts, name, params(stop="END"))
     assert (record.outcome.finish_reason, record.outcome.stop_reason) == (FinishReason.STOP, None)
     assert record.token_ids[-1] == EOS and len(record.token_ids) == offset + 2
+
+
+def test_steps_without_drafts_keep_their_rows() -> None:
+    """C-S2: k = 3 and usable drafts [k, 0, k, 0, 1, 0], all right. Oracle: counts by hand."""
+    pattern = [3, 0, 3, 0, 1, 0]
+    scheduler = make_scheduler(30, 1, max_prefill=16, num_drafts=3)
+    usable = iter(pattern)
+    right = drafts_right_up_to(3)
+    run = ScheduledRun(scheduler, lambda name, index, _: right(name, index, next(usable)))
+    record = run.submit("a", 6, params(40, ignore_eos=True))
+    run.step()
+    for num_usable in pattern:
+        before = len(record.token_ids)
+        batch = run.step()
+        assert (batch.kind, batch.num_rows) == (Kind.VERIFY, 4)
+        assert len(record.token_ids) - before == num_usable + 1
+    assert (record.state.num_drafted, record.state.num_accepted) == (7, 7)
+
+
+@pytest.mark.parametrize("num_drafts", range(1, 8))
+def test_drafts_beyond_the_length_are_not_asked_for(num_drafts: int) -> None:
+    """V2: every length of output. Oracle: a step can commit what is left, one of it no draft."""
+    for max_tokens in range(2, 2 * num_drafts + 4):
+        run = ScheduledRun(make_scheduler(12, 1, num_drafts=num_drafts))
+        record = run.submit("a", 3, params(max_tokens, ignore_eos=True))
+        run.step()
+        while record.last is None:
+            num_left = max_tokens - len(record.token_ids)
+            batch = run.step()
+            assert batch.entries[0].max_drafts == min(num_drafts, num_left - 1)
+        assert len(record.token_ids) == max_tokens
 
 
 def test_totals_by_position() -> None:

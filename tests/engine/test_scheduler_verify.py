@@ -9,7 +9,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from engine.batch import Batch
 from engine.cache.allocator import IndexAllocator
 from engine.request import FinishReason, SamplingParams
 from engine.scheduler import Scheduler
@@ -53,14 +52,6 @@ def verify_run(num_drafts: int, num_pages: int = 60, max_prefill: int = 16) -> S
         num_pages, num_slots=8, max_prefill=max_prefill, max_queued=500, num_drafts=num_drafts
     )
     return ScheduledRun(scheduler)
-
-
-def step(run: ScheduledRun) -> Batch:
-    """Launch and drain one step."""
-    batch = run.launch()
-    assert batch is not None
-    run.land()
-    return batch
 
 
 class VerifyMachine(RuleBasedStateMachine):
@@ -162,7 +153,7 @@ def test_a_drain_rolls_back_what_was_not_committed(num_right: int) -> None:
     run = ScheduledRun(make_scheduler(30, 1, num_drafts=3), drafts_right_up_to(num_right))
     record = run.submit("a", 5, long_params(40))
     state = record.state
-    step(run)
+    run.step()
     assert (state.num_tokens, state.num_computed, len(state.pages)) == (6, 5, 3)
     for _ in range(5):
         before = state.num_tokens
@@ -179,20 +170,6 @@ def test_a_drain_rolls_back_what_was_not_committed(num_right: int) -> None:
     run.finish()
 
 
-@pytest.mark.parametrize("num_drafts", range(1, 8))
-def test_drafts_beyond_the_length_are_not_asked_for(num_drafts: int) -> None:
-    """V2: every length of output. Oracle: a step can commit what is left, one of it no draft."""
-    for max_tokens in range(2, 2 * num_drafts + 4):
-        run = verify_run(num_drafts)
-        record = run.submit("a", 3, long_params(max_tokens))
-        step(run)
-        while record.last is None:
-            num_left = max_tokens - len(record.token_ids)
-            batch = step(run)
-            assert batch.entries[0].max_drafts == min(num_drafts, num_left - 1)
-        assert len(record.token_ids) == max_tokens
-
-
 @pytest.mark.parametrize("num_drafts", [1, 3, 7])
 @pytest.mark.parametrize("extra", [0, 1, 2])
 def test_a_short_prompt_is_prefilled(num_drafts: int, extra: int) -> None:
@@ -200,14 +177,14 @@ def test_a_short_prompt_is_prefilled(num_drafts: int, extra: int) -> None:
     run = verify_run(num_drafts)
     num_prompt = num_drafts + extra
     run.submit("alone", num_prompt, long_params(60))
-    alone = step(run)
+    alone = run.step()
     assert (alone.kind, alone.num_rows, alone.entries[0].start) == (Kind.PREFILL, num_prompt, 0)
-    assert step(run).kind is Kind.VERIFY
+    assert run.step().kind is Kind.VERIFY
     run.submit("beside", num_prompt, long_params(60))
-    beside = step(run)
+    beside = run.step()
     assert (beside.kind, beside.num_rows) == (Kind.PREFILL, num_prompt)
     assert [entry.state.request_id for entry in beside.entries] == ["beside"]
-    both = step(run)
+    both = run.step()
     assert both.kind is Kind.VERIFY
     assert [entry.num_rows for entry in both.entries] == [num_drafts + 1] * 2
     run.finish()
@@ -217,37 +194,20 @@ def test_a_chunk_of_as_many_rows_as_a_verify_is_a_prefill() -> None:
     """C-S1: k = 3, a prompt of three chunks of 4 beside a decode. Oracle: kinds by hand."""
     run = verify_run(3, max_prefill=4)
     run.submit("decoding", 2, long_params(60))
-    step(run)
+    run.step()
     run.submit("chunked", 12, long_params(9))
-    planned = [(batch.kind, batch.num_rows) for batch in (step(run) for _ in range(6))]
+    planned = [(batch.kind, batch.num_rows) for batch in (run.step() for _ in range(6))]
     assert planned[:5] == [(Kind.VERIFY, 4), (Kind.PREFILL, 4)] * 2 + [(Kind.VERIFY, 4)]
     run.finish()
-
-
-def test_steps_without_drafts_keep_their_rows() -> None:
-    """C-S2: k = 3 and usable drafts [k, 0, k, 0, 1, 0], all right. Oracle: counts by hand."""
-    pattern = [3, 0, 3, 0, 1, 0]
-    scheduler = make_scheduler(30, 1, max_prefill=16, num_drafts=3)
-    usable = iter(pattern)
-    right = drafts_right_up_to(3)
-    run = ScheduledRun(scheduler, lambda name, index, _: right(name, index, next(usable)))
-    record = run.submit("a", 6, long_params(40))
-    step(run)
-    for num_usable in pattern:
-        before = len(record.token_ids)
-        batch = step(run)
-        assert (batch.kind, batch.num_rows) == (Kind.VERIFY, 4)
-        assert len(record.token_ids) - before == num_usable + 1
-    assert (record.state.num_drafted, record.state.num_accepted) == (7, 7)
 
 
 def test_all_requests_run_at_once() -> None:
     """C-L3: 8 requests, k = 3, just the slots and pages that 8 need. Oracle: by hand."""
     run = ScheduledRun(make_scheduler(24, 8, max_prefill=64, num_drafts=3))
     records = [run.submit(f"r{index}", 5, long_params(4)) for index in range(8)]
-    step(run)
+    run.step()
     assert run.scheduler.num_running == run.scheduler.num_slots_used == 8
-    batch = step(run)
+    batch = run.step()
     assert (batch.kind, len(batch.entries), batch.num_rows) == (Kind.VERIFY, 8, 32)
     run.finish()
     assert run.scheduler.num_preemptions == 0
@@ -294,7 +254,7 @@ def test_preemption_every_five_tokens_changes_nothing(num_requests: int) -> None
         running = [r.state for r in records if r.state.slot is not None]
         if any(s.is_prefilled and s.num_tokens - s.num_prefill >= 5 for s in running):
             pages.is_refusing = True
-        step(run)
+        run.step()
     pages.is_refusing = False
     run.finish()
     assert run.scheduler.num_preemptions >= 7
@@ -338,13 +298,13 @@ def test_the_middle_of_three_requests_leaves() -> None:
         lambda name, index, count: drafts_right_up_to(rights[name])(name, index, count),
     )
     records = {name: run.submit(name, 3, long_params(41)) for name in rights}
-    step(run)
+    run.step()
     counts = []
     for index in range(4):
         if index == 2:
             run.scheduler.abort("one")
         before = {name: len(record.token_ids) for name, record in records.items()}
-        step(run)
+        run.step()
         counts.append([len(records[name].token_ids) - before[name] for name in rights])
     assert counts == [[1, 2, 4], [1, 2, 4], [1, 0, 4], [1, 0, 4]]
     run.finish()
@@ -355,9 +315,9 @@ def test_an_abort_in_a_verify_step_waits_for_it(num_steps: int) -> None:
     """S4, V3: nothing of that step is committed. Oracle: one last update, the counters."""
     run = verify_run(3)
     record = run.submit("a", 3, long_params(100))
-    step(run)
+    run.step()
     for _ in range(num_steps):
-        step(run)
+        run.step()
     batch = run.launch()
     assert batch is not None and batch.kind is Kind.VERIFY
     before = list(record.token_ids)
@@ -369,3 +329,17 @@ def test_an_abort_in_a_verify_step_waits_for_it(num_steps: int) -> None:
     assert record.token_ids == before
     assert run.scheduler.num_pages_used == run.scheduler.num_slots_used == 0
     run.finish()
+
+
+def test_a_fault_in_a_verify_step_ends_everything() -> None:
+    """S4: two running requests, one waiting. Oracle: the counters, one update for each."""
+    run = ScheduledRun(make_scheduler(30, 2, num_drafts=3))
+    for name in ("a", "b", "waiting"):
+        run.submit(name, 3, long_params(20))
+    while (batch := run.launch()) is None or batch.kind is not Kind.VERIFY:
+        run.land()
+    updates = run.scheduler.fail_all("gone")
+    assert sorted(update.request_id for update in updates) == ["a", "b", "waiting"]
+    run.scheduler.check_integrity()
+    assert not run.scheduler.has_work
+    assert run.scheduler.num_pages_used == run.scheduler.num_slots_used == 0
