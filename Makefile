@@ -65,7 +65,7 @@ GPU_ALONE := tests/engine/test_cuda.py tests/engine/test_cuda_geometries.py \
 	tests/engine/test_cuda_memory_plan.py
 
 gpu-test: $(TEST_READY) ## the tests that need a CUDA GPU; ARGS="-n 12" with pytest-xdist
-	$(PYTHON) -m pytest -m gpu tests/engine tests/graphs tests/contract \
+	$(PYTHON) -m pytest -m gpu tests/engine tests/graphs tests/spec tests/contract \
 		$(addprefix --ignore ,$(GPU_ALONE)) $(ARGS) || [ $$? -eq 5 ]
 	$(PYTHON) -m pytest -m gpu $(GPU_ALONE)
 

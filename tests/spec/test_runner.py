@@ -59,9 +59,7 @@ def test_the_engine_loads_the_runner_by_name(num_drafts: int) -> None:
 def test_the_methods_bytes_reach_the_plan() -> None:
     """V15: fixed bytes and draft KV, beside the rows of k drafts. Oracle: RecordingProposer."""
     memory = build_runtime(settings_for(f"{HERE}:RecordingProposer", 5), TARGET).memory
-    assert memory == DraftMemory(
-        fixed_bytes=5000, kv_per_token=TARGET.head_dim, rows_per_request=6
-    )
+    assert memory == DraftMemory(fixed_bytes=5000, kv_per_token=TARGET.head_dim, rows_per_request=6)
 
 
 @pytest.mark.parametrize("sizes", [(-1, 0), (0, -1)])

@@ -1,0 +1,142 @@
+"""V1, V3, V5: the order of a verify step, and that nothing of it is there without its flag."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import LLM, SamplingParams
+from engine.cache.pools import CachePools
+from engine.committed_state import CommittedRows, GdnState
+from engine.models.hybrid import HybridModel
+from engine.sampler import SamplingPlan
+from engine.scheduler import Scheduler
+from engine.spec_protocol import DraftRequest, SpecSettings, VerifyOutcome
+from spec.proposer import Proposer
+from tests.engine.request_trace import save_checkpoint
+
+WITHOUT_FLAG = """
+import sys
+from engine import LLM, SamplingParams
+with LLM(sys.argv[1], device="cpu", dtype="float32", compile="off", max_kv_tokens=64) as llm:
+    output = llm.generate([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=4))
+print(output[0].outputs[0].token_ids)
+sys.exit("spec" in sys.modules)
+"""
+
+
+class RepeatingProposer(Proposer):
+    """A third party's: the pending token again."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        return [
+            [(request.output_token_ids or request.prompt_token_ids)[-1]] * request.max_drafts
+            for request in requests
+        ]
+
+
+def start(folder: Path, **options: object) -> LLM:
+    settings: dict[str, object] = {
+        "device": "cpu",
+        "dtype": "float32",
+        "compile": "off",
+        "max_running_requests": 2,
+        "max_kv_tokens": 64,
+        "num_threads": 1,
+    }
+    return LLM(str(folder), **(settings | options))  # type: ignore[arg-type]
+
+
+def test_without_the_flag_nothing_of_it_is_imported(tmp_path: Path) -> None:
+    """V1: also after serving a request. Oracle: sys.modules of a fresh interpreter."""
+    save_checkpoint("qwen3_5_text", tmp_path)
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_FLAG, str(tmp_path)], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.strip()
+
+
+def test_the_order_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """V3, V8: propose, forward, commit from device counts, drain; the forward only reads GDN state.
+
+    Oracle: the list of V3, and the pools before and after each forward.
+    """
+    events: list[str] = []
+    pools: list[CachePools] = []
+    forward, commit = HybridModel.forward, GdnState.commit
+    propose, drain = RepeatingProposer.propose, Scheduler.drain
+    finish = Proposer.finish_verify
+
+    def noted_forward(model: HybridModel, inputs: object, run: object) -> torch.Tensor:
+        before = [tensor.clone() for tensor in (pools[0].conv, pools[0].state)] if pools else []
+        logits = forward(model, inputs, run)  # type: ignore[arg-type]
+        if pools:
+            assert torch.equal(before[0], pools[0].conv)
+            assert torch.equal(before[1], pools[0].state)
+        events.append("forward")
+        return logits
+
+    def noted_commit(state: GdnState, rows: CommittedRows, plan: SamplingPlan) -> None:
+        pools[:] = [state._pools]
+        events.append("commit")
+        before = state._pools.state.clone()
+        commit(state, rows, plan)
+        slots = [int(slot) for slot in rows.slots if slot]
+        assert not any(torch.equal(before[:, s], state._pools.state[:, s]) for s in slots)
+
+    def noted_propose(self: Proposer, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        events.append("propose")
+        return propose(self, requests)  # type: ignore[arg-type]
+
+    def noted_drain(self: Scheduler, batch: object, result: object) -> object:
+        events.append("drain")
+        return drain(self, batch, result)  # type: ignore[arg-type]
+
+    def noted_finish(self: Proposer, outcomes: Sequence[VerifyOutcome]) -> None:
+        events.append("finish")
+        finish(self, outcomes)
+
+    save_checkpoint("qwen3_5_text", tmp_path)
+    with start(
+        tmp_path,
+        speculative_algorithm=f"{__name__}:{RepeatingProposer.__name__}",
+        speculative_num_steps=2,
+    ) as llm:
+        monkeypatch.setattr(HybridModel, "forward", noted_forward)
+        monkeypatch.setattr(GdnState, "commit", noted_commit)
+        monkeypatch.setattr(Scheduler, "drain", noted_drain)
+        monkeypatch.setattr(RepeatingProposer, "propose", noted_propose)
+        monkeypatch.setattr(RepeatingProposer, "finish_verify", noted_finish)
+        llm.generate([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True))
+    assert events[0] == "drain"  # of the prefill, whose forward goes another way
+    steps = events[1:]
+    assert len(steps) % 5 == 0 and len(steps) > 0
+    for first in range(0, len(steps), 5):
+        assert steps[first : first + 5] == ["propose", "forward", "commit", "drain", "finish"]
+
+
+def test_settings_reach_the_proposer(tmp_path: Path) -> None:
+    """V5: a class of a test file, by module:Class. Oracle: what it was given."""
+    seen: list[SpecSettings] = []
+
+    class Noting(RepeatingProposer):
+        def __init__(self, settings: SpecSettings, model: object) -> None:
+            super().__init__(settings, model)  # type: ignore[arg-type]
+            seen.append(settings)
+
+    module = sys.modules[__name__]
+    setattr(module, "Noting", Noting)  # noqa: B010
+    try:
+        save_checkpoint("qwen3_5_text", tmp_path)
+        with start(tmp_path, speculative_algorithm=f"{__name__}:Noting") as llm:
+            outputs = llm.generate([5, 6], SamplingParams(temperature=0.0, max_tokens=6))
+        assert len(outputs[0].outputs[0].token_ids) == 6
+        assert seen == [SpecSettings(f"{__name__}:Noting", 3)]
+    finally:
+        delattr(module, "Noting")
