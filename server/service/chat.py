@@ -24,7 +24,6 @@ from server.service.response_schema import (
     ChatCompletion,
     ChatDelta,
     ChatMessage,
-    usage_of,
 )
 from server.service.sampling import LogprobCounts, build_params
 from server.service.served_model import SYSTEM_FINGERPRINT, ServedModel, new_id, plan_choices
@@ -36,6 +35,7 @@ from server.service.usage import (
     check_stream_fields,
     finish_reason_of,
     read_stream_usage,
+    total_usage,
 )
 
 PROMPT_FIELD = "messages"
@@ -156,9 +156,7 @@ async def collect(call: ChatCall, deltas: Deltas) -> ChatCompletion:
         created=call.created,
         model=call.model_name,
         choices=[_choice(call, answer) for answer in answers],
-        usage=usage_of(
-            len(call.prompt_token_ids), sum(len(answer.token_ids) for answer in answers)
-        ),
+        usage=total_usage(len(call.prompt_token_ids), answers),
         system_fingerprint=SYSTEM_FINGERPRINT,
         prompt_logprobs=(
             prompt_logprobs(call.tokenizer, answers[0].prompt_logprobs or ())
@@ -186,7 +184,7 @@ async def stream_chunks(call: ChatCall, deltas: Deltas) -> AsyncGenerator[ChatCh
     is_first = True
     async with aclosing(deltas):
         async for delta in deltas:
-            counter.num_completion_tokens += len(delta.token_ids)
+            counter.add(delta)
             for choice in _chunk_choices(call, delta, has_started):
                 yield ChatChunk(
                     id=call.id,

@@ -21,7 +21,6 @@ from server.service.response_schema import (
     CompletionChoice,
     CompletionLogprobs,
     TextCompletion,
-    usage_of,
 )
 from server.service.sampling import LogprobCounts, build_params
 from server.service.served_model import (
@@ -40,6 +39,7 @@ from server.service.usage import (
     check_stream_fields,
     finish_reason_of,
     read_stream_usage,
+    total_usage,
 )
 
 PROMPT_FIELD = "prompt"
@@ -196,7 +196,7 @@ async def collect(call: CompletionCall, deltas: Deltas) -> TextCompletion:
         created=call.created,
         model=call.model_name,
         choices=[build_choice(call, answer, is_first=True) for answer in answers],
-        usage=usage_of(call.num_prompt_tokens, sum(len(answer.token_ids) for answer in answers)),
+        usage=total_usage(call.num_prompt_tokens, answers),
         system_fingerprint=SYSTEM_FINGERPRINT,
     )
 
@@ -209,7 +209,7 @@ async def stream_chunks(
     has_started = [False] * len(call.choices)
     async with aclosing(deltas):
         async for delta in deltas:
-            counter.num_completion_tokens += len(delta.token_ids)
+            counter.add(delta)
             is_first = not has_started[delta.index]
             choice = build_choice(call, delta, is_first=is_first)
             if not has_news(choice):

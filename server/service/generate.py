@@ -127,6 +127,8 @@ async def join_deltas(deltas: Deltas, num_choices: int) -> list[ChoiceDelta]:
             placed=[token for part in choice for token in part.placed],
             prompt_logprobs=choice[0].prompt_logprobs,
             finish_reason=choice[-1].finish_reason,
+            num_drafted=choice[-1].num_drafted,
+            num_accepted=choice[-1].num_accepted,
         )
         for index, choice in enumerate(parts)
     ]

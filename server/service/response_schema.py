@@ -21,9 +21,16 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
-    """The part of the output that is reasoning; always 0 while reasoning is not split off."""
+    """Parts of the output, and drafts that became none; without speculation there are no drafts.
+
+    `reasoning_tokens` is 0 while reasoning is not split off. Of the drafts that were scored,
+    `accepted_prediction_tokens` became output; the rejected ones did not, nor are they counted as
+    completion tokens.
+    """
 
     reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -34,13 +41,6 @@ class Usage(msgspec.Struct, frozen=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
     completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
-
-
-def usage_of(num_prompt_tokens: int, num_completion_tokens: int) -> Usage:
-    """Usage with its total."""
-    return Usage(
-        num_prompt_tokens, num_completion_tokens, num_prompt_tokens + num_completion_tokens
-    )
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):

@@ -33,7 +33,10 @@ class PlacedToken:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChoiceDelta:
-    """What one update adds to one choice. `token_ids` are all that were committed."""
+    """What one update adds to one choice. `token_ids` are all that were committed.
+
+    `num_drafted` and `num_accepted` are totals of the choice so far, as in `RequestUpdate`.
+    """
 
     index: int
     text: str
@@ -41,6 +44,8 @@ class ChoiceDelta:
     placed: Sequence[PlacedToken] = ()
     prompt_logprobs: Sequence[TokenLogprob | None] | None = None
     finish_reason: FinishReason | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 @dataclass(slots=True)
@@ -113,6 +118,8 @@ class ChoiceText:
             placed=self._release(is_final=update.finish_reason is not None),
             prompt_logprobs=update.prompt_logprobs,
             finish_reason=update.finish_reason,
+            num_drafted=update.num_drafted,
+            num_accepted=update.num_accepted,
         )
 
     def _hold(self, logprob: TokenLogprob, start: int, *, is_silent: bool) -> None:
@@ -173,6 +180,8 @@ class ChoiceTokens:
             ],
             prompt_logprobs=update.prompt_logprobs,
             finish_reason=update.finish_reason,
+            num_drafted=update.num_drafted,
+            num_accepted=update.num_accepted,
         )
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from msgspec import UNSET, UnsetType
 
 from engine.request import FinishReason
 from server.errors import BadRequestError
 from server.service.request_schema import GenerationFields
-from server.service.response_schema import StopOrLength, Usage, usage_of
+from server.service.response_schema import CompletionTokensDetails, StopOrLength, Usage
+from server.service.text import ChoiceDelta
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +20,9 @@ class StreamUsage:
 
     is_final: bool
     is_running: bool
+
+
+NO_STREAM_USAGE = StreamUsage(is_final=False, is_running=False)
 
 
 def check_stream_fields(fields: GenerationFields) -> None:
@@ -43,11 +48,22 @@ def read_stream_usage(fields: GenerationFields) -> StreamUsage:
 
 @dataclass
 class UsageCounter:
-    """Counts the tokens of one stream."""
+    """Counts the tokens of one call over all its choices, in deltas of any size.
+
+    `num_drafted` and `num_accepted`: of each choice so far, by index.
+    """
 
     wanted: StreamUsage
     num_prompt_tokens: int
     num_completion_tokens: int = 0
+    num_drafted: dict[int, int] = field(default_factory=dict)
+    num_accepted: dict[int, int] = field(default_factory=dict)
+
+    def add(self, delta: ChoiceDelta) -> None:
+        """Count what `delta` adds to its choice."""
+        self.num_completion_tokens += len(delta.token_ids)
+        self.num_drafted[delta.index] = delta.num_drafted
+        self.num_accepted[delta.index] = delta.num_accepted
 
     def on_chunk(self) -> Usage | UnsetType | None:
         """The `usage` of a chunk that has choices."""
@@ -57,7 +73,24 @@ class UsageCounter:
 
     def total(self) -> Usage:
         """Usage so far."""
-        return usage_of(self.num_prompt_tokens, self.num_completion_tokens)
+        num_accepted = sum(self.num_accepted.values())
+        return Usage(
+            prompt_tokens=self.num_prompt_tokens,
+            completion_tokens=self.num_completion_tokens,
+            total_tokens=self.num_prompt_tokens + self.num_completion_tokens,
+            completion_tokens_details=CompletionTokensDetails(
+                accepted_prediction_tokens=num_accepted,
+                rejected_prediction_tokens=sum(self.num_drafted.values()) - num_accepted,
+            ),
+        )
+
+
+def total_usage(num_prompt_tokens: int, answers: Iterable[ChoiceDelta]) -> Usage:
+    """Usage of a call from its whole choices."""
+    counter = UsageCounter(NO_STREAM_USAGE, num_prompt_tokens)
+    for answer in answers:
+        counter.add(answer)
+    return counter.total()
 
 
 def finish_reason_of(reason: FinishReason | None) -> StopOrLength:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.client import EngineDeadError, EngineInfo, EngineStats, QueueFullError
+from engine.draft_counts import DraftCounts
 from engine.memory import FixedBytes, MemoryPlan, UnitBytes
 from engine.output_text import OutputText
 from engine.request import (
@@ -34,7 +35,12 @@ STUB_MEMORY = MemoryPlan(
         drafts=0,
         reserve=500,
     ),
-    units=UnitBytes(kv_per_token=512, gdn_per_slot=100_000, sampling_per_slot=1_000),
+    units=UnitBytes(
+        kv_per_token=512,
+        gdn_per_slot=100_000,
+        sampling_per_slot=1_000,
+        verify_scratch_per_row=6_000,
+    ),
     page_size=64,
     num_pages=64,
     num_slots=8,
@@ -71,14 +77,18 @@ class StubEngine:
     """An `EngineClient` that answers every request with `reply(request)`, then EOS.
 
     It keeps the contract of `RequestUpdate`: stop strings, stop ids and max_tokens end the
-    output where an engine would. `hold_after` tokens it waits for `gate`. `finished` and
-    `aborted` hold request ids; `most_open` is how many requests ran together at most.
+    output where an engine would. `hold_after` tokens it waits for `gate`. With `num_drafts`
+    every update tells of a step that scored so many, and accepted all its tokens but one. Where
+    an engine would count them is `draft_counts`. `finished` and `aborted` hold request ids;
+    `most_open` is how many requests ran together at most.
     """
 
     tokenizer: Tokenizer | None
     reply: Callable[[NewRequest], Sequence[int]]
     info: EngineInfo = field(default_factory=stub_info)
     tokens_per_update: int = 1
+    num_drafts: int = 0
+    draft_counts: DraftCounts = field(default_factory=DraftCounts)
     hold_after: int | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     failure: RequestUpdate | None = None
@@ -137,6 +147,9 @@ class StubEngine:
                 finish_reason=reason if index == len(parts) - 1 else None,
                 stop_reason=stop_reason if index == len(parts) - 1 else None,
                 queue_s=0.5 if index == 0 else None,
+                num_drafted=self.num_drafts * (index + 1),
+                num_accepted=min(self.num_drafts, 1)
+                * sum(len(done) - 1 for done in parts[: index + 1]),
             )
             for index, part in enumerate(parts)
         ]
@@ -189,6 +202,10 @@ class StubEngine:
             num_slots_used=3,
             num_steps_total=7,
             num_recompilations_total=2,
+            num_drafts_total=self.draft_counts.num_drafts,
+            num_draft_tokens_total=self.draft_counts.num_draft_tokens,
+            num_accepted_tokens_total=self.draft_counts.num_accepted_tokens,
+            num_accepted_per_position=self.draft_counts.num_accepted_per_position,
         )
 
     async def close(self) -> None:

@@ -38,6 +38,7 @@ async def test_cache_status(http: httpx.AsyncClient) -> None:
                 "kv_per_token": 512,
                 "gdn_per_slot": 100_000,
                 "sampling_per_slot": 1_000,
+                "verify_scratch_per_row": 6_000,
             },
         },
         "pages": {"capacity": 64, "used": 16},
