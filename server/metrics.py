@@ -38,7 +38,11 @@ class EngineCollector(Collector):
         self.stats: EngineStats | None = None
 
     def collect(self) -> Iterator[Metric]:
-        """The engine's metric families; none before the first stats or once it is dead."""
+        """The engine's metric families; none before the first stats or once it is dead.
+
+        Those of drafts are there only where there are positions to draft for: without
+        speculation a dashboard shows no data, not an acceptance of 0.
+        """
         stats = self.stats
         if stats is None:
             return
@@ -70,7 +74,36 @@ class EngineCollector(Collector):
             counter = CounterMetricFamily(PREFIX + name, text, labels=[LABEL])
             counter.add_metric([self._model_name], total)
             yield counter
+        if stats.num_accepted_per_position:
+            yield from self._drafts(stats)
         yield self._startup()
+
+    def _drafts(self, stats: EngineStats) -> Iterator[Metric]:
+        for name, text, total in (
+            (
+                "num_drafts",
+                "Times that a request had drafts scored in a step.",
+                stats.num_drafts_total,
+            ),
+            ("num_draft_tokens", "Drafts that were scored.", stats.num_draft_tokens_total),
+            (
+                "num_accepted_tokens",
+                "Drafts that became output; 1 + this / num_drafts is the mean acceptance length.",
+                stats.num_accepted_tokens_total,
+            ),
+        ):
+            counter = CounterMetricFamily(f"{PREFIX}spec_decode_{name}", text, labels=[LABEL])
+            counter.add_metric([self._model_name], total)
+            yield counter
+        by_position = CounterMetricFamily(
+            f"{PREFIX}spec_decode_num_accepted_tokens_per_pos",
+            "Drafts that became output, by their place among the drafts of their step, from 0; "
+            "this / num_drafts is the acceptance rate of the place.",
+            labels=[LABEL, "position"],
+        )
+        for position, total in enumerate(stats.num_accepted_per_position):
+            by_position.add_metric([self._model_name, str(position)], total)
+        yield by_position
 
     def _startup(self) -> Metric:
         gauge = GaugeMetricFamily(

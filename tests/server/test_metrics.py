@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.app import AppOptions, build_app
@@ -40,6 +41,41 @@ async def test_names_and_values(http: httpx.AsyncClient, engine: StubEngine) -> 
     for name in ("prompt_tokens", "generation_tokens", "num_preemptions"):
         assert (f"deltaloom:{name}_total", "") in samples
     assert samples["deltaloom:request_success_total", "stop"] == 0
+
+
+async def test_drafts_are_counted_where_there_are_any(
+    http: httpx.AsyncClient, engine: StubEngine
+) -> None:
+    """V18: facts 1.8, dashboards find the field's stems; without speculation there are none.
+
+    Oracle: three steps that accept 2, 0 and 3 of their drafts, and the formula of the help text.
+    """
+    assert not any("spec_decode" in name for name, _ in await scrape(http))
+    engine.draft_counts.num_accepted_per_position = [0, 0, 0]
+    stem = "deltaloom:spec_decode_num_"
+    before = await scrape(http)
+    assert {key: value for key, value in before.items() if key[0].startswith(stem)} == {
+        (f"{stem}drafts_total", ""): 0,
+        (f"{stem}draft_tokens_total", ""): 0,
+        (f"{stem}accepted_tokens_total", ""): 0,
+        (f"{stem}accepted_tokens_per_pos_total", "0"): 0,
+        (f"{stem}accepted_tokens_per_pos_total", "1"): 0,
+        (f"{stem}accepted_tokens_per_pos_total", "2"): 0,
+    }
+    for num_drafted, num_accepted in ((3, 2), (2, 0), (3, 3)):
+        engine.draft_counts.add(num_drafted, num_accepted)
+    after = await scrape(http)
+    assert {key: value for key, value in after.items() if key[0].startswith(stem)} == {
+        (f"{stem}drafts_total", ""): 3,
+        (f"{stem}draft_tokens_total", ""): 8,
+        (f"{stem}accepted_tokens_total", ""): 5,
+        (f"{stem}accepted_tokens_per_pos_total", "0"): 2,
+        (f"{stem}accepted_tokens_per_pos_total", "1"): 2,
+        (f"{stem}accepted_tokens_per_pos_total", "2"): 1,
+    }
+    mean_committed = (3 + 1 + 4) / 3
+    accepted, drafts = after[f"{stem}accepted_tokens_total", ""], after[f"{stem}drafts_total", ""]
+    assert 1 + accepted / drafts == pytest.approx(mean_committed)
 
 
 async def test_requests_are_counted(http: httpx.AsyncClient, engine: StubEngine) -> None:
