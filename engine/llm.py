@@ -21,6 +21,7 @@ from engine.output_text import OutputText
 from engine.request import (
     FinishReason,
     NewRequest,
+    RequestUpdate,
     SamplingParams,
     TokenLogprob,
     check_request,
@@ -37,7 +38,10 @@ Messages = Sequence[dict[str, Any]]
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One completion of a prompt. `text` is "" without a tokenizer."""
+    """One completion of a prompt. `text` is "" without a tokenizer.
+
+    `num_drafted` and `num_accepted`: drafts that were scored, and that became tokens.
+    """
 
     index: int
     token_ids: list[int]
@@ -46,6 +50,8 @@ class CompletionOutput:
     stop_reason: int | str | None
     logprobs: list[TokenLogprob] | None
     error: str | None
+    num_drafted: int
+    num_accepted: int
 
 
 @dataclass(frozen=True)
@@ -65,9 +71,7 @@ class _Collected:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    error: str | None = None
+    last: RequestUpdate | None = None
 
 
 class LLM:
@@ -291,22 +295,23 @@ class LLM:
                 collected.token_ids += update.token_ids
                 collected.logprobs += update.logprobs or []
                 collected.prompt_logprobs = update.prompt_logprobs or collected.prompt_logprobs
-                collected.finish_reason = update.finish_reason
-                collected.stop_reason = update.stop_reason
-                collected.error = update.error
+                collected.last = update
         return collected
 
     def _output(self, index: int, request: NewRequest, collected: _Collected) -> CompletionOutput:
-        assert collected.finish_reason is not None
+        last = collected.last
+        assert last is not None and last.finish_reason is not None
         has_logprobs = request.params.logprobs is not None
         return CompletionOutput(
             index=index,
             token_ids=collected.token_ids,
             text=self._text(request, collected),
-            finish_reason=collected.finish_reason,
-            stop_reason=collected.stop_reason,
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
             logprobs=collected.logprobs if has_logprobs else None,
-            error=collected.error,
+            error=last.error,
+            num_drafted=last.num_drafted,
+            num_accepted=last.num_accepted,
         )
 
     def _text(self, request: NewRequest, collected: _Collected) -> str:
@@ -317,9 +322,9 @@ class LLM:
         )
         text = OutputText(stream, request.params)
         token_ids = collected.token_ids
-        if collected.finish_reason is FinishReason.STOP and not isinstance(
-            collected.stop_reason, str
-        ):
+        last = collected.last
+        assert last is not None
+        if last.finish_reason is FinishReason.STOP and not isinstance(last.stop_reason, str):
             # The EOS or stop token that ended the output is no text.
             token_ids = token_ids[:-1]
         pieces = [text.push(token_id) for token_id in token_ids]
