@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bench import kernels_gdn_prefill
+from bench import kernels_gdn_prefill, kernels_gdn_verify
 from bench.kernel_timing import Ceiling, KernelCase
 from graphs.kernels.gdn.decode import gdn_decode
 
@@ -21,11 +21,12 @@ DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 def cases() -> Iterator[KernelCase]:
-    """Decode at each batch size, then prefill."""
+    """Decode at each batch size, then verify and commit, then prefill."""
     for geometry in NUM_V_HEADS:
         for batch in (1, 16, 64):
             yield decode_case(geometry, batch, torch.float32)
     yield decode_case("Qwen3.6-27B", 64, torch.bfloat16)
+    yield from kernels_gdn_verify.cases()
     yield from kernels_gdn_prefill.cases()
 
 

@@ -4,8 +4,8 @@ Each program reads some blocks of one head's state once and writes them once. Bi
 stepwise decode leaves, for every state dtype: see `advance_state`.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator,assignment"
-# ruff: noqa: RUF005  (Triton adds tuples, but unpacks none)
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator,assignment,var-annotated"
+# ruff: noqa: E501, RUF005  (Triton adds tuples, but unpacks none)
 
 from __future__ import annotations
 
