@@ -201,6 +201,8 @@ def test_a_poisoned_row_ends_the_run(offset: int) -> None:
     token_ids = torch.cat([pending[:, None], drafts], 1)
     logits = target[token_ids].flatten(0, 1)
     logits[offset, 5] = torch.nan
+    # A bad row's token is 0: a draft of it must not be accepted.
+    token_ids[0, offset + 1 :] = 0
     rows = VerifyRows(token_ids, torch.tensor([1] * 4 + [2] * 4), torch.arange(4).repeat(2))
     uniform = torch.full((2, 3, VOCAB), 1 / VOCAB)
     for plan in (WIDEST, BAREST, dataclasses.replace(BAREST, is_all_greedy=True)):
@@ -239,11 +241,11 @@ def test_synthetic_acceptance_has_its_mean(num_drafts: int, mean: float, accepta
 
 def test_synthetic_acceptance_keeps_the_cuts() -> None:
     """Issue 5, item 8: Oracle: missing drafts are not accepted; EOS and bad rows end the run."""
-    table = build_table([Row(temperature=0.0, eos_ids=[0])] * 4, [[]] * 4, [[]] * 4, 4)
+    table = build_table([Row(temperature=0.0, eos_ids=[1])] * 4, [[]] * 4, [[]] * 4, 4)
     token_ids = torch.full((4, 4), 2)
     token_ids[1, 2] = NO_DRAFT
     logits = torch.tensor([0.0, 1.0, 2.0, 3.0]).repeat(16, 1)
-    logits[8 + 2, 0] = 9.0
+    logits[8 + 2, 1] = 9.0
     logits[12 + 1, 1] = torch.nan
     rows = VerifyRows(token_ids, torch.arange(1, 5).repeat_interleave(4), torch.arange(4).repeat(4))
     choice = choose_synthetic(logits, rows, table, WIDEST, TORCH_SAMPLE, 4.0)
