@@ -44,7 +44,7 @@ def read_script(path: Path, vocab_size: int, *, max_bytes: int = MAX_SCRIPT_BYTE
             continue
         try:
             line = decoder.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except msgspec.DecodeError as error:
             raise ValueError(f"{place}, line {number}: {error}") from error
         if max(line.prompt_token_ids + line.output_token_ids, default=0) >= vocab_size:
             raise ValueError(f"{place}, line {number}: a token id is not below {vocab_size}")

@@ -66,8 +66,8 @@ def test_requests_move_on_by_themselves(tmp_path: Path) -> None:
     second = request_for([2], [20], max_drafts=1, request_id="b")
     assert proposer.propose([first]) == [[12]]
     assert proposer.propose([second, first]) == [[22], [11]]
-    proposer.release("a")
-    assert proposer.propose([first, second]) == [[12], [21]]
+    proposer.release("b")
+    assert proposer.propose([first, second]) == [[12], [22]]
 
 
 def test_no_drafts_after_the_script(tmp_path: Path) -> None:
