@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from random import Random
 
-from engine.batch import Batch, StepResult
+from engine.batch import Batch
 from engine.client import EngineDeadError, EngineInfo, EngineStats, QueueFullError
+from engine.draft_steps import tell_drained
 from engine.output_text import OutputText
 from engine.request import (
     NewRequest,
@@ -19,9 +20,8 @@ from engine.request import (
 from engine.request_state import RequestState
 from engine.runner import PendingStep, Runner
 from engine.scheduler import Scheduler
-from engine.spec_protocol import SpecRuntime, VerifyOutcome
+from engine.spec_protocol import SpecRuntime
 from engine.tokens import Tokenizer
-from graphs.inputs import Kind
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +135,9 @@ class Engine:
         self._send(self._scheduler.release_aborted())
         while len(self._in_flight) < self._scheduler.limits.max_steps_in_flight:
             batch = self._scheduler.next_batch()
+            for request_id in self._scheduler.take_preempted():
+                if self._spec is not None:
+                    self._spec.release(request_id)
             if batch is None:
                 break
             self._in_flight.append((batch, self._runner.launch(batch)))
@@ -147,8 +150,8 @@ class Engine:
         result = await step.wait()
         self._num_steps += 1
         updates = self._scheduler.drain(batch, result)
-        if self._spec is not None and batch.kind is Kind.VERIFY:
-            self._spec.finish_step(verify_outcomes(batch, result))
+        if self._spec is not None:
+            tell_drained(self._spec, batch, result)
         self._send(updates)
 
     def _fail_all(self, error: str) -> None:
@@ -176,16 +179,3 @@ class Engine:
             request.prompt_token_ids, skip_special_tokens=params.skip_special_tokens
         )
         return OutputText(stream, params)
-
-
-def verify_outcomes(batch: Batch, result: StepResult) -> list[VerifyOutcome]:
-    """What a drained verify step did for each of its requests."""
-    assert result.draft_ids is not None and result.num_committed is not None
-    outcomes, first = [], 0
-    for entry, draft_ids, count in zip(
-        batch.entries, result.draft_ids, result.num_committed, strict=True
-    ):
-        token_ids = result.token_ids[first : first + count]
-        outcomes.append(VerifyOutcome(entry.state.request_id, draft_ids, token_ids))
-        first += count
-    return outcomes

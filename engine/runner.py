@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch, BatchEntry, StepResult, build_inputs
+from engine.cache.pools import PADDING_INDEX
+from engine.draft_steps import draft_request
 from engine.models.hybrid import HybridModel
 from engine.request import MAX_TOP_LOGPROBS
 from engine.sampler import SamplingPlan, TokenScores, plan_sampling, score_tokens
-from engine.spec_protocol import DraftRequest, SpecRuntime
+from engine.spec_protocol import SpecRuntime
 from engine.step_memory import SCORED_ROWS_AT_ONCE
 from engine.step_set import StepSet
 from engine.token_step import BAD_TOKEN, Chosen, covering_plan
@@ -192,18 +194,7 @@ class Runner:
 
     def _propose(self, batch: Batch) -> list[list[int]]:
         assert self._spec is not None
-        return self._spec.propose(
-            [
-                DraftRequest(
-                    request_id=entry.state.request_id,
-                    slot=entry.slot,
-                    prompt_token_ids=entry.state.request.prompt_token_ids,
-                    output_token_ids=entry.state.output_token_ids,
-                    max_drafts=entry.max_drafts,
-                )
-                for entry in batch.entries
-            ]
-        )
+        return self._spec.propose([draft_request(entry) for entry in batch.entries])
 
     def _verify_rows(self, batch: Batch, draft_ids: list[list[int]]) -> Chosen:
         """Every request's pending token, then its drafts, then rows without one."""
@@ -238,6 +229,14 @@ class Runner:
         self._tables.set_pages(inputs.state_slots, inputs.page_table)
         forward = self._functions.forward
         hidden = self._model.hidden(inputs, forward)
+        if self._spec is not None and self._spec.wants_features:
+            row_slots = prefill_row_slots(batch, len(inputs.token_ids))
+            self._spec.take_features(
+                self._model.features(hidden),
+                inputs.token_ids,
+                upload(row_slots, self._device),
+                inputs.positions,
+            )
         assert inputs.logit_rows is not None
         entries = batch.sampling_entries
         sampled_rows, scored_rows = inputs.logit_rows.split(
@@ -258,6 +257,12 @@ class Runner:
             self._functions.kernels,
         )
         return chosen, scores
+
+
+def prefill_row_slots(batch: Batch, num_rows: int) -> list[int]:
+    """The slot of each row of a prefill that is padded to num_rows."""
+    slots = [entry.slot for entry in batch.entries for _ in range(entry.num_rows)]
+    return slots + [PADDING_INDEX] * (num_rows - len(slots))
 
 
 def score_prompts(

@@ -64,6 +64,7 @@ class Scheduler:
         self._by_id: dict[str, RequestState] = {}
         self._marked: list[RequestState] = []
         self._in_flight: deque[Batch] = deque()
+        self._preempted_ids: list[str] = []
         self._last_kind = Kind.DECODE
 
     @property
@@ -124,6 +125,11 @@ class Scheduler:
             self._in_flight.append(batch)
             self._last_kind = batch.kind
         return batch
+
+    def take_preempted(self) -> list[str]:
+        """Ids of requests that gave up what they owned, each told once."""
+        taken, self._preempted_ids = self._preempted_ids, []
+        return taken
 
     def drain(self, batch: Batch, result: StepResult) -> list[RequestUpdate]:
         """Commit the oldest step in flight: append tokens, end what is over, return its pages.
@@ -312,6 +318,7 @@ class Scheduler:
     def _preempt(self, state: RequestState) -> None:
         assert not self._in_flight, "a step in flight may use the victim's pages"
         self.num_preemptions += 1
+        self._preempted_ids.append(state.request_id)
         self._running.remove(state)
         self._give_back(state)
         state.restart()

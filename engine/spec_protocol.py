@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, cast
 
+import torch
 from torch import Tensor
 
 from engine.memory import DraftMemory
@@ -104,6 +105,32 @@ class SpecRuntime(Protocol):
         """What drafting takes beside the target: known before anything is allocated."""
         ...
 
+    @property
+    def wants_features(self) -> bool:
+        """Whether `take_features` is to be called."""
+        ...
+
+    def capture(self, device: torch.device, sizes: Sequence[int]) -> None:
+        """Once, on the launching thread, before the target's steps are compiled and captured.
+
+        sizes: numbers of requests that steps are padded to.
+        """
+        ...
+
+    def take_features(
+        self, hidden: Tensor, token_ids: Tensor, slots: Tensor, positions: Tensor
+    ) -> None:
+        """What the target computed for the rows of a prefill or verify step, within the step.
+
+        hidden: [T, hidden_size] after the final norm. token_ids, slots, positions: [T] int64;
+        rows of slot 0 are padding. Rows that the step then rejects are among them.
+        """
+        ...
+
+    def finish_prefill(self, request: DraftRequest) -> None:
+        """The request decodes from now on; called when its last prefill was drained."""
+        ...
+
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
         """Up to max_drafts drafts for each request, fewer or none where it knows of none."""
         ...
@@ -127,7 +154,10 @@ class SpecRuntime(Protocol):
         ...
 
     def release(self, request_id: str) -> None:
-        """The request is over, or was preempted: forget what is kept for it."""
+        """The request is over, or was preempted: forget what is kept for it.
+
+        After a preemption the same id comes back, with its outputs, at `finish_prefill`.
+        """
         ...
 
 

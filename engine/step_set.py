@@ -99,6 +99,7 @@ def build_steps(
     if spec is None:
         step = TokenStep(model, functions, tables, sampling, plan.page_size, variants)
     else:
+        spec.capture(device, family_sizes(plan.max_running_requests))
         step = build_verify_step(plan, model, pools, spec, functions, tables, sampling, variants)
     decode = GraphFamily(
         Kind.DECODE if spec is None else Kind.VERIFY,
@@ -154,6 +155,7 @@ def build_verify_step(
         page_size=plan.page_size,
         rows_per_request=1 + plan.num_drafts,
         prepared=variants,
+        take_features=spec.take_features if spec.wants_features else None,
     )
 
 

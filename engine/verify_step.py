@@ -29,6 +29,7 @@ from graphs.rows import LAST_TOKEN, RowField
 ChooseVerified = Callable[
     [Tensor, VerifyRows, SamplingTable, SamplingPlan, SampleKernels], VerifyChoice
 ]
+TakeFeatures = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 
 
 class PreparedVerify(NamedTuple):
@@ -101,7 +102,7 @@ def prepare_verify_rows(
 class VerifyStep:
     """The `step` of the verify family. `prepared`: the plans that functions.choose knows."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         model: HybridModel,
         functions: VerifyFunctions,
@@ -112,7 +113,9 @@ class VerifyStep:
         page_size: int,
         rows_per_request: int,
         prepared: Sequence[SamplingPlan],
+        take_features: TakeFeatures | None = None,
     ) -> None:
+        self._take_features = take_features
         self._model, self._functions = model, functions
         self._tables, self._sampling, self._states = tables, sampling, tuple(states)
         self._page_size, self._rows_per_request = page_size, rows_per_request
@@ -177,4 +180,12 @@ class VerifyStep:
             chunks=self._no_chunks,
             chunk_starts=nothing,
         )
-        return self._model(inputs, self._functions.forward), prepared
+        hidden = self._model.hidden(inputs, self._functions.forward)
+        if self._take_features is not None:
+            self._take_features(
+                self._model.features(hidden),
+                prepared.token_ids,
+                prepared.slots,
+                prepared.positions,
+            )
+        return self._model.logits(hidden, None, self._functions.forward), prepared

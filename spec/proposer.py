@@ -57,6 +57,9 @@ class Proposer:
         self.settings = settings
         self.model = model
 
+    #: Whether the target's hidden states go to `take_features`.
+    wants_features: bool = False
+
     @classmethod
     def memory(cls, settings: SpecSettings, model: ModelConfig) -> ProposerMemory:
         """Device bytes, for the memory plan; called before the proposer is built."""

@@ -74,6 +74,11 @@ class SpecRunner:
         """What the method declares, and the rows that it makes the target score."""
         return self._memory
 
+    @property
+    def wants_features(self) -> bool:
+        """As the proposer declares."""
+        return self._proposer.wants_features
+
     def capture(self, device: torch.device, sizes: Sequence[int]) -> None:
         """Once, before the target's steps are captured; see `Proposer.capture`."""
         self._proposer.capture(device, sizes)

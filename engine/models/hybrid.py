@@ -118,6 +118,11 @@ class HybridModel(nn.Module):
             x, residual = run.block(block, x, residual, inputs)
         return x, residual
 
+    def features(self, hidden: tuple[Tensor, Tensor]) -> Tensor:
+        """What `hidden` returned, added up and normed, [T, hidden]; eager."""
+        normed, _ = self.kernels.add_rms_norm(*hidden, self.norm, self.config.rms_norm_eps)
+        return normed
+
     def logits(
         self, hidden: tuple[Tensor, Tensor], rows: Tensor | None, run: ForwardFunctions
     ) -> Tensor:

@@ -6,17 +6,19 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 
 from engine import LLM, SamplingParams
 from engine.cache.pools import CachePools
 from engine.committed_state import CommittedRows, GdnState
-from engine.models.hybrid import HybridModel
 from engine.sampler import SamplingPlan
 from engine.scheduler import Scheduler
 from engine.spec_protocol import DraftRequest, SpecSettings, VerifyOutcome
+from engine.verify_step import PreparedVerify, VerifyStep
 from spec.proposer import Proposer
 from tests.engine.request_trace import save_checkpoint
 
@@ -69,18 +71,18 @@ def test_the_order_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """
     events: list[str] = []
     pools: list[CachePools] = []
-    forward, commit = HybridModel.forward, GdnState.commit
+    forward, commit = VerifyStep.forward, GdnState.commit
     propose, drain = RepeatingProposer.propose, Scheduler.drain
     finish = Proposer.finish_verify
 
-    def noted_forward(model: HybridModel, inputs: object, run: object) -> torch.Tensor:
+    def noted_forward(step: VerifyStep, rows: Tensor) -> tuple[Tensor, PreparedVerify]:
         before = [tensor.clone() for tensor in (pools[0].conv, pools[0].state)] if pools else []
-        logits = forward(model, inputs, run)  # type: ignore[arg-type]
+        scored = forward(step, rows)
         if pools:
             assert torch.equal(before[0], pools[0].conv)
             assert torch.equal(before[1], pools[0].state)
         events.append("forward")
-        return logits
+        return scored
 
     def noted_commit(state: GdnState, rows: CommittedRows, plan: SamplingPlan) -> None:
         pools[:] = [state._pools]
@@ -108,17 +110,73 @@ def test_the_order_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         speculative_algorithm=f"{__name__}:{RepeatingProposer.__name__}",
         speculative_num_steps=2,
     ) as llm:
-        monkeypatch.setattr(HybridModel, "forward", noted_forward)
+        monkeypatch.setattr(VerifyStep, "forward", noted_forward)
         monkeypatch.setattr(GdnState, "commit", noted_commit)
         monkeypatch.setattr(Scheduler, "drain", noted_drain)
         monkeypatch.setattr(RepeatingProposer, "propose", noted_propose)
         monkeypatch.setattr(RepeatingProposer, "finish_verify", noted_finish)
         llm.generate([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True))
-    assert events[0] == "drain"  # of the prefill, whose forward goes another way
+    assert events[0] == "drain"  # of the prefill, whose forward is not a verify step's
     steps = events[1:]
     assert len(steps) % 5 == 0 and len(steps) > 0
     for first in range(0, len(steps), 5):
         assert steps[first : first + 5] == ["propose", "forward", "commit", "drain", "finish"]
+
+
+class HookedProposer(RepeatingProposer):
+    """Notes each hook; of tensors their shapes and slots."""
+
+    wants_features = True
+    notes: ClassVar[list[tuple[object, ...]]] = []
+
+    def capture(self, device: torch.device, sizes: Sequence[int]) -> None:
+        self.notes.append(("capture", device.type, tuple(sizes)))
+
+    def take_features(
+        self, hidden: Tensor, token_ids: Tensor, slots: Tensor, positions: Tensor
+    ) -> None:
+        assert hidden.shape == (len(token_ids), self.model.hidden_size)
+        # After the norm: rows of a mean square near the norm's own.
+        assert bool(hidden[slots > 0].isfinite().all())
+        kept = slots > 0
+        self.notes.append(("features", token_ids[kept].tolist(), positions[kept].tolist()))
+
+    def finish_prefill(self, request: DraftRequest) -> None:
+        self.notes.append(("prefill", list(request.prompt_token_ids), request.request_id))
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        self.notes.append(("propose", [request.request_id for request in requests]))
+        return super().propose(requests)
+
+    def finish_verify(self, outcomes: Sequence[VerifyOutcome]) -> None:
+        self.notes.append(("verify", [len(outcome.token_ids) for outcome in outcomes]))
+
+    def release(self, request_id: str) -> None:
+        self.notes.append(("release", request_id))
+
+
+def test_every_hook_is_called_in_its_turn(tmp_path: Path) -> None:
+    """V5: capture, features of prefill and verify rows, prefill, propose, verify, release.
+
+    Oracle: the order that `Proposer` states, and the tokens themselves.
+    """
+    save_checkpoint("qwen3_5_text", tmp_path)
+    with start(
+        tmp_path,
+        speculative_algorithm=f"{__name__}:{HookedProposer.__name__}",
+        speculative_num_steps=2,
+    ) as llm:
+        notes = HookedProposer.notes
+        assert notes[0] == ("capture", "cpu", (1, 2))
+        notes.clear()
+        params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+        output = llm.generate([7, 8, 9], params)[0].outputs[0].token_ids
+    names = [note[0] for note in notes]
+    assert names[:3] == ["features", "prefill", "propose"] and names[-1] == "release"
+    assert names[2:-1] == ["propose", "features", "verify"] * (len(names[2:-1]) // 3)
+    assert notes[0][1:] == ([7, 8, 9], [0, 1, 2])
+    assert notes[3][1:] == ([output[0]] * 3, [3, 4, 5])  # the pending token, then its repeats
+    assert sum(note[1][0] for note in notes if note[0] == "verify") == 3  # type: ignore[index]
 
 
 def test_settings_reach_the_proposer(tmp_path: Path) -> None:
