@@ -37,7 +37,12 @@ def commit_verified(
             if not state.is_over:
                 commit_token(state, result, index, eos_token_ids, max_request_tokens)
         first += num_committed
-        num_accepted = min(len(state.output_token_ids) - num_before, num_committed - 1)
+        num_new = len(state.output_token_ids) - num_before
+        # A run that a token ends is cut at it, whether or not that token was drafted.
+        is_last_drafted = (
+            draft_ids[num_committed - 1 : num_committed] == state.output_token_ids[-1:]
+        )
+        num_accepted = min(num_new, num_committed - 1 + is_last_drafted)
         state.num_drafted += len(draft_ids)
         state.num_accepted += num_accepted
         counts.add(len(draft_ids), num_accepted)

@@ -367,7 +367,7 @@ class ScheduledRun:
         ):
             assert record is not None
             num_right = num_equal(draft_ids, told[record.state.request_id])
-            num_accepted = min(num_right, num_committed - 1)
+            num_accepted = num_right
             record.num_drafted += len(draft_ids)
             record.num_accepted += num_accepted
             self.drafts_done.append((len(draft_ids), num_accepted))

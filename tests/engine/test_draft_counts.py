@@ -168,7 +168,6 @@ def test_a_wrong_draft_before_the_end_is_not_accepted(
 
 @pytest.mark.parametrize("offset", range(3))
 @pytest.mark.parametrize("kind", ["eos", "stop id", "min_tokens"])
-@pytest.mark.xfail(reason="the draft that is the token which ends the request is not counted")
 def test_a_draft_that_ends_the_request_is_accepted(offset: int, kind: str) -> None:
     """V18: `DraftCounts` counts drafts that became part of the output. Oracle: by hand, k = 3."""
     name, asked, _ = ending(kind, offset + 1)

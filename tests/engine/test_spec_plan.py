@@ -107,9 +107,7 @@ def test_two_backends_share_the_work_by_kind() -> None:
 
 def test_a_backend_that_cannot_capture_is_refused() -> None:
     """V16: names the flag and both ways out. Oracle: the message."""
-    with pytest.raises(
-        ValueError, match=r"-backend torch cannot run 4 rows.*triton, or"
-    ):
+    with pytest.raises(ValueError, match=r"-backend torch cannot run 4 rows.*triton, or"):
         plan_for(CUDA, attention_backend="torch")
     assert plan_for(CUDA, 0, attention_backend="torch").decode_backend == "torch"
 
