@@ -358,16 +358,15 @@ class ScheduledRun:
         self, flight: Flight, records: list[Record | None], updates: list[RequestUpdate]
     ) -> None:
         """Count drafts by what the caller got; only the pages of known tokens are left."""
-        drafts, counts = flight.result.draft_ids, flight.result.num_committed
-        assert drafts is not None and counts is not None
+        drafts = flight.result.draft_ids
+        assert drafts is not None
         told = {update.request_id: update.token_ids for update in updates}
         entries = flight.batch.entries
-        for entry, pages, record, draft_ids, num_committed in zip(
-            entries, flight.pages, records, drafts, counts, strict=True
+        for entry, pages, record, draft_ids in zip(
+            entries, flight.pages, records, drafts, strict=True
         ):
             assert record is not None
-            num_right = num_equal(draft_ids, told[record.state.request_id])
-            num_accepted = num_right
+            num_accepted = num_equal(draft_ids, told[record.state.request_id])
             record.num_drafted += len(draft_ids)
             record.num_accepted += num_accepted
             self.drafts_done.append((len(draft_ids), num_accepted))
