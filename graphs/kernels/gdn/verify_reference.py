@@ -2,7 +2,7 @@
 
 Shapes as in `graphs.kernels.gdn.reference` and `graphs.kernels.gdn.stash`. Row r of a request
 and the state after it are bitwise what `gdn_decode` gives, called r + 1 times with the same
-rows: eager against eager, and compiled against compiled.
+rows, as long as neither is compiled: compiled code picks other vectors for the same function.
 """
 
 from __future__ import annotations
