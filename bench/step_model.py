@@ -33,7 +33,6 @@ from graphs.rows import Row
 GEOMETRIES = Path(__file__).parent / "geometries"
 PREFILL_TOKENS = 8192
 EXTRA_TOKENS = 128
-SYNTHETIC_SHARE = 0.8
 SAMPLED_PARAMS = SamplingParams(
     temperature=0.7,
     top_p=0.95,
@@ -186,7 +185,8 @@ def build(
 ) -> StepModel:
     """The model on the GPU, weights random, steps captured; `compile_blocks` as --compile.
 
-    With drafts, steps verify so many of each request, and commit SYNTHETIC_SHARE of all rows.
+    With drafts, steps verify so many of each request. Random ones are rejected; a commit takes as
+    long for one row as for several.
     Outside inference mode, as a server is: code is compiled, and kept, for tensors made there.
     """
     folder = GEOMETRIES / geometry
@@ -200,7 +200,6 @@ def build(
         max_kv_tokens=batch * (context + EXTRA_TOKENS),
         speculative_algorithm="stub" if num_drafts else None,
         speculative_num_steps=num_drafts or None,
-        synthetic_acceptance=SYNTHETIC_SHARE * (1 + num_drafts) if num_drafts else None,
     )
     model_config = load_model_config(folder)
     settings = choose_speculation(config)
