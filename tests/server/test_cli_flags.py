@@ -78,6 +78,18 @@ def test_short_and_long_names_mean_the_same(command: str) -> None:
         assert engine_config(flags) == expected
 
 
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that is not refused fails at once, where it would serve until it is stopped."""
+
+    def run(*arguments: object) -> int:
+        raise AssertionError("not refused")
+
+    for name in ("run_serve", "run_batch_command", "run_bench_command"):
+        monkeypatch.setattr(f"server.cli.{name}", run)
+
+
+@pytest.mark.usefixtures("nothing_runs")
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -100,6 +112,7 @@ def test_refusals_are_one_line(
     check_one_line(capsys, said)
 
 
+@pytest.mark.usefixtures("nothing_runs")
 @pytest.mark.parametrize("command", ["serve", "batch"])
 def test_only_speed_tests_invent_acceptance(
     command: str, capsys: pytest.CaptureFixture[str]
