@@ -35,8 +35,8 @@ TakeFeatures = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 class PreparedVerify(NamedTuple):
     """What a verify step derives from its packed rows: of T rows, then of R requests.
 
-    The fields of `ForwardInputs`, the packed `slots` and `output_indexes` [T], and `drafts`
-    [R, k + 1] as in `VerifyRows.token_ids`.
+    The fields of `ForwardInputs`, the packed `slots` and `output_indexes` [T], `drafts` [R, k + 1]
+    as in `VerifyRows.token_ids`, and `first_positions` [R] of each request's first row.
     """
 
     token_ids: Tensor
@@ -48,6 +48,7 @@ class PreparedVerify(NamedTuple):
     context_lens: Tensor
     state_slots: Tensor
     drafts: Tensor
+    first_positions: Tensor
 
 
 PrepareVerify = Callable[[Tensor, Tensor, Tensor, int, int, int], PreparedVerify]
@@ -96,6 +97,7 @@ def prepare_verify_rows(
         context_lens=positions.view(-1, rows_per_request)[:, -1] + 1,
         state_slots=state_slots,
         drafts=token_ids.view(-1, rows_per_request),
+        first_positions=positions.view(-1, rows_per_request)[:, 0].contiguous(),
     )
 
 
@@ -140,7 +142,7 @@ class VerifyStep:
         sampled = choice.sampled
         committed = CommittedRows(
             slots=prepared.state_slots,
-            positions=prepared.positions.view(-1, self._rows_per_request)[:, 0],
+            positions=prepared.first_positions,
             num_committed=choice.num_committed,
             token_ids=sampled.token_ids.view(-1, self._rows_per_request),
         )

@@ -88,7 +88,8 @@ def launch_commit(
     num_layers, stash_requests, rows_per_request = stash.k.shape[:3]
     num_requests = state_slots.shape[0]
     assert num_layers == conv_pool.shape[0] == state_pool.shape[0], num_layers
-    assert positions.shape == num_committed.shape == state_slots.shape, positions.shape
+    for tensor in (positions, num_committed, state_slots):
+        assert tensor.shape == state_slots.shape and tensor.is_contiguous(), tensor.stride()
     assert stash_requests >= num_requests, stash_requests
     num_v_heads, head_v_dim, head_k_dim = state_pool.shape[2:]
     block_k, block_v, num_warps = block_shape(head_k_dim, head_v_dim)

@@ -46,6 +46,7 @@ def gdn_verify(
     check_stash(stash, conv_pool, state_pool, num_k_heads)
     num_requests, stash_rows = state_slots.shape[0], stash_k.shape[1]
     assert projected.shape[0] == num_requests * rows_per_request, projected.shape
+    assert positions.is_contiguous() and state_slots.is_contiguous(), positions.stride()
     assert stash_k.shape[0] >= num_requests and stash_rows >= rows_per_request, stash_k.shape
     num_v_heads, head_v_dim, head_k_dim = state_pool.shape[1:]
     out = projected.new_empty(projected.shape[0], num_v_heads * head_v_dim)

@@ -203,21 +203,3 @@ def test_offsets_past_31_bits() -> None:
     assert torch.equal(spread[0], dense[0][1]) and torch.equal(spread[1], dense[1][1])
     del driver.conv_pool, driver.state_pool
     torch.cuda.empty_cache()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("state_dtype", [FP32, BF16, FP16], ids=str)
-def test_compiled_steps_are_those_of_the_bare_kernels(state_dtype: torch.dtype) -> None:
-    """V9, V10: all three through torch.compile. Oracle: the compiled decode row by row."""
-    torch._dynamo.reset()
-    torch.manual_seed(11)
-    setup = Setup(
-        SIZE_27B,
-        CUDA,
-        BF16,
-        state_dtype,
-        torch.compile(gdn_decode, fullgraph=True),
-        verify=torch.compile(gdn_verify, fullgraph=True),
-        commit=torch.compile(gdn_commit, fullgraph=True),
-    )
-    check_verify_and_commit(GdnDriver(setup), [1, 3, 70], 4)
