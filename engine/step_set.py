@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,6 +16,7 @@ from engine.models.hybrid import (
     ForwardFunctions,
     HybridModel,
     forward_block,
+    forward_group,
     forward_head,
 )
 from engine.plan import Plan
@@ -46,6 +47,9 @@ from graphs.kernels.kernel_set import (
 )
 from graphs.kernels.sample.reference import vocabulary_noise
 from graphs.sizes import family_sizes
+
+# More blocks compile longer and gain little; groups of one pattern share a compilation.
+CPU_BLOCKS_PER_GROUP = 8
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +95,9 @@ def build_steps(
     kernels = sample_kernels(device, is_compiled=plan.is_compiled)
     functions = eager_functions(kernels)
     if plan.is_compiled:
-        functions = compiled_functions(kernels, device)
+        # With one request at most, no step would make the sizes of single blocks dynamic.
+        has_groups = device.type == "cpu" and plan.max_running_requests > 1
+        functions = compiled_functions(kernels, device, has_groups=has_groups)
     # On the CPU a plan of everything would sort the vocabulary for every request that samples:
     # there, all but greedy steps choose by their own plan, uncompiled.
     variants = (GREEDY, SAMPLED, SCORED) if device.type == "cuda" else (GREEDY,)
@@ -164,16 +170,22 @@ def eager_functions(kernels: SampleKernels) -> StepFunctions:
     return StepFunctions(EAGER, prepare_rows, choose_tokens, choose_tokens, kernels)
 
 
-def compiled_functions(kernels: SampleKernels, device: torch.device) -> StepFunctions:
+def compiled_functions(
+    kernels: SampleKernels, device: torch.device, *, has_groups: bool
+) -> StepFunctions:
     """The regions of a step, compiled when first called.
 
     On CUDA a token is chosen by a few kernels of ours, which stay as they are: to compile one of
     the three variants takes as long as to compile a block.
     """
+    forward = ForwardFunctions(block=compile_whole(forward_block), head=compile_whole(forward_head))
+    if has_groups:
+        # There, calling compiled code is a sixth of a step of one row.
+        forward = replace(
+            forward, group=compile_whole(forward_group), blocks_per_group=CPU_BLOCKS_PER_GROUP
+        )
     return StepFunctions(
-        forward=ForwardFunctions(
-            block=compile_whole(forward_block), head=compile_whole(forward_head)
-        ),
+        forward=forward,
         prepare=compile_whole(prepare_rows),
         choose=choose_tokens if device.type == "cuda" else compile_whole(choose_tokens),
         choose_any=choose_tokens,

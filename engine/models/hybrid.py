@@ -6,7 +6,7 @@ folder maps onto these parameters (see `engine.models.weights`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,19 +20,27 @@ from engine.layers.gdn import GdnMixer
 from engine.layers.mlp import DenseMlp, MoeMlp
 from engine.layers.parameter import empty_weight
 from engine.model_config import LayerKind, ModelConfig
-from graphs.inputs import ForwardInputs
+from graphs.inputs import ForwardInputs, Kind
 from graphs.kernels.kernel_set import KernelSet
 
 BlockForward = Callable[["DecoderBlock", Tensor, Tensor, ForwardInputs], tuple[Tensor, Tensor]]
+GroupForward = Callable[
+    [Sequence["DecoderBlock"], Tensor, Tensor, ForwardInputs], tuple[Tensor, Tensor]
+]
 HeadForward = Callable[["HybridModel", Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class ForwardFunctions:
-    """The regions of a forward, each compiled or as it is: one block, and norm and head."""
+    """The regions of a forward, each compiled or as it is: one block, and norm and head.
+
+    `group` (None: no such region): `blocks_per_group` blocks of a decode step of one row at once.
+    """
 
     block: BlockForward
     head: HeadForward
+    group: GroupForward | None = None
+    blocks_per_group: int = 1
 
 
 class DecoderBlock(nn.Module):
@@ -113,8 +121,15 @@ class HybridModel(nn.Module):
         """The last block's output and the residual stream it is to be added to, [T, hidden]."""
         x = F.embedding(inputs.token_ids, self.embedding)
         residual = torch.zeros_like(x)
-        for block in self.blocks:
-            assert isinstance(block, DecoderBlock)
+        blocks = [block for block in self.blocks if isinstance(block, DecoderBlock)]
+        if run.group is not None and inputs.kind is Kind.DECODE and x.shape[0] == 1:
+            # Else groups compile once more, for the first width of the page table alone.
+            torch._dynamo.maybe_mark_dynamic(inputs.page_table, 1)
+            for first in range(0, len(blocks), run.blocks_per_group):
+                group = blocks[first : first + run.blocks_per_group]
+                x, residual = run.group(group, x, residual, inputs)
+            return x, residual
+        for block in blocks:
             x, residual = run.block(block, x, residual, inputs)
         return x, residual
 
@@ -140,6 +155,15 @@ def forward_block(
 ) -> tuple[Tensor, Tensor]:
     """One decoder block, the unit of compilation."""
     return block(x, residual, inputs)  # type: ignore[no-any-return]
+
+
+def forward_group(
+    blocks: Sequence[DecoderBlock], x: Tensor, residual: Tensor, inputs: ForwardInputs
+) -> tuple[Tensor, Tensor]:
+    """Some decoder blocks in a row; x, residual [T, hidden] as in `DecoderBlock.forward`."""
+    for block in blocks:
+        x, residual = block(x, residual, inputs)
+    return x, residual
 
 
 def forward_head(model: HybridModel, x: Tensor, residual: Tensor) -> Tensor:
