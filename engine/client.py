@@ -23,6 +23,14 @@ class QueueFullError(RuntimeError):
     """The engine's queue is at its bound; the client should retry later."""
 
 
+class SpeculationInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The draft method of an engine; `num_drafts` of a request in one step."""
+
+    algorithm: str
+    num_drafts: int
+    draft_model_path: str | None = None
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a ready engine that do not change.
 
@@ -43,13 +51,14 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_running_requests: int
     startup_s: dict[str, float]
     memory: MemoryPlan | None = None
+    speculation: SpeculationInfo | None = None
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of the engine's counters; totals count from the engine's start.
 
     `num_recompilations_total`: compilations after the engine was ready; each is a bug. The last
-    four count drafts, see `engine.draft_counts`.
+    four count drafts, see `engine.draft_counts`; without speculation there are no positions.
     """
 
     num_requests_running: int = 0

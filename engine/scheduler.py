@@ -55,7 +55,7 @@ class Scheduler:
         self.limits = limits
         assert limits.num_drafts == 0 or limits.max_steps_in_flight == 1
         self.num_preemptions = 0
-        self.draft_counts = DraftCounts()
+        self.draft_counts = DraftCounts(num_accepted_per_position=[0] * limits.num_drafts)
         self._pages, self._slots = pages, slots
         self._eos_token_ids = frozenset(eos_token_ids)
         self._waiting: deque[RequestState] = deque()

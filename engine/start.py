@@ -17,7 +17,7 @@ from engine.attention.paged import TORCH_PAGED
 from engine.attention.protocol import AttentionBackend
 from engine.cache.allocator import IndexAllocator
 from engine.cache.pools import CachePools, allocate_pools
-from engine.client import EngineInfo
+from engine.client import EngineInfo, SpeculationInfo
 from engine.compile_cache import (
     INDUCTOR_PART,
     TRITON_PART,
@@ -40,7 +40,7 @@ from engine.runner import Runner
 from engine.scheduler import Scheduler
 from engine.scheduler_limits import SchedulerLimits
 from engine.spec_plan import check_verify_layers, choose_speculation
-from engine.spec_protocol import SpecRuntime, load_spec_runtime
+from engine.spec_protocol import SpecRuntime, SpecSettings, load_spec_runtime
 from engine.startup import CAPTURE, COMPILE, LOAD, StartupClock, describe_startup
 from engine.step_set import build_steps, prepare_thread
 from engine.tokens import load_tokenizer
@@ -79,7 +79,8 @@ def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
         scheduler, runner = start_steps(plan, clock, spec, has_progress=has_progress)
     startup_s = clock.finish()
     logger.info("ready: %s", describe_startup(startup_s))
-    return Engine(describe(plan, startup_s), scheduler, runner, tokenizer, plan.seed, spec)
+    info = describe(plan, startup_s, settings)
+    return Engine(info, scheduler, runner, tokenizer, plan.seed, spec)
 
 
 def start_steps(
@@ -239,7 +240,7 @@ def build_scheduler(plan: Plan) -> Scheduler:
     )
 
 
-def describe(plan: Plan, startup_s: dict[str, float]) -> EngineInfo:
+def describe(plan: Plan, startup_s: dict[str, float], settings: SpecSettings | None) -> EngineInfo:
     """What clients may know of the plan."""
     return EngineInfo(
         version=__version__,
@@ -254,4 +255,11 @@ def describe(plan: Plan, startup_s: dict[str, float]) -> EngineInfo:
         max_running_requests=plan.max_running_requests,
         startup_s=startup_s,
         memory=plan.memory,
+        speculation=None
+        if settings is None
+        else SpeculationInfo(
+            algorithm=settings.algorithm,
+            num_drafts=settings.num_drafts,
+            draft_model_path=settings.draft_model_path,
+        ),
     )

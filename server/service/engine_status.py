@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.client import EngineDeadError, EngineInfo, EngineStats
+from engine.client import EngineDeadError, EngineInfo, EngineStats, SpeculationInfo
 from engine.request import RequestLimits
 from server.errors import UnavailableError
 from server.service.served_model import ServedModel
@@ -61,7 +61,10 @@ class CacheStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of /server_info. `startup_s`: seconds of each phase, ready is all of them."""
+    """The body of /server_info. `startup_s`: seconds of each phase, ready is all of them.
+
+    `speculation` is null where no drafts are made.
+    """
 
     version: str
     model: str
@@ -72,6 +75,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_running_requests: int
     startup_s: dict[str, float]
     num_recompilations: int
+    speculation: SpeculationInfo | None
 
 
 async def read_stats(state: ServerState) -> tuple[ServedModel, EngineStats]:
@@ -128,4 +132,5 @@ def server_info(model: ServedModel, stats: EngineStats) -> ServerInfo:
         max_running_requests=info.max_running_requests,
         startup_s=info.startup_s,
         num_recompilations=stats.num_recompilations_total,
+        speculation=info.speculation,
     )

@@ -417,7 +417,7 @@ class ScheduledRun:
         assert counts.num_accepted_tokens == sum(accepted for _, accepted in done)
         assert counts.num_accepted_per_position == [
             sum(accepted > position for _, accepted in done)
-            for position in range(max((drafted for drafted, _ in done), default=0))
+            for position in range(self.scheduler.limits.num_drafts)
         ]
 
 

@@ -77,7 +77,8 @@ def check_counts(run: ScheduledRun, record: Record, num_drafted: int, num_accept
     """Of the request's last update and of the engine, after one verify step."""
     assert record.last is not None
     assert (record.last.num_drafted, record.last.num_accepted) == (num_drafted, num_accepted)
-    per_position = [int(position < num_accepted) for position in range(num_drafted)]
+    num_positions = run.scheduler.limits.num_drafts
+    per_position = [int(position < num_accepted) for position in range(num_positions)]
     assert run.scheduler.draft_counts == DraftCounts(
         int(num_drafted > 0), num_drafted, num_accepted, per_position
     )
@@ -268,7 +269,7 @@ def test_drafts_beyond_the_length_are_not_asked_for(num_drafts: int) -> None:
 
 def test_totals_by_position() -> None:
     """V18: steps of several lengths. Oracle: by hand."""
-    counts = DraftCounts()
+    counts = DraftCounts(num_accepted_per_position=[0] * 4)
     for num_drafted, num_accepted in ((3, 2), (0, 0), (1, 1), (4, 0), (3, 3)):
         counts.add(num_drafted, num_accepted)
     assert counts == DraftCounts(4, 11, 6, [3, 2, 1, 0])

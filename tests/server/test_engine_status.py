@@ -58,6 +58,7 @@ async def test_server_info(http: httpx.AsyncClient, engine: StubEngine) -> None:
     body = (await http.get("/server_info")).json()
     assert body["startup_s"] == {"load": 0.5, "ready": 1.0}
     assert body["num_recompilations"] == 2
+    assert body["speculation"] is None
     assert (body["model"], body["model_type"], body["device"]) == ("gander-12m", "stub", "cpu")
     assert body["limits"] == msgspec.to_builtins(engine.info.limits)
 
