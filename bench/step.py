@@ -156,6 +156,7 @@ def measure_decode(
             geometry=geometry,
             dtype="bfloat16",
             batch=batch,
+            rows_per_request=step_model.plan.rows_per_request,
             context=step_model.context,
             metric="step_ms",
             value=value,
