@@ -74,6 +74,8 @@ class KvPages:
     """Keys and values: written for every row. The host steps back to the committed length.
 
     Rows of the next step begin there and overwrite what was rejected before anything reads it.
+    Within a step, rows before a rejected one give it a weight of zero: only where its values are
+    not finite can it reach them, and then the request ends as one with bad logits.
     """
 
     name = "kv"

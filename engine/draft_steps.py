@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.batch import Batch, BatchEntry, StepResult
+from engine.request import RequestUpdate
 from engine.spec_protocol import DraftRequest, SpecRuntime, VerifyOutcome
 from graphs.inputs import Kind
 
@@ -28,14 +31,21 @@ def tell_drained(spec: SpecRuntime, batch: Batch, result: StepResult) -> None:
             spec.finish_prefill(draft_request(entry))
 
 
+def release_ended(spec: SpecRuntime, updates: Sequence[RequestUpdate]) -> None:
+    """Let the draft method forget requests whose last updates these are."""
+    for update in updates:
+        if update.finish_reason is not None:
+            spec.release(update.request_id)
+
+
 def verify_outcomes(batch: Batch, result: StepResult) -> list[VerifyOutcome]:
     """What a drained verify step did for each of its requests."""
-    assert result.draft_ids is not None and result.num_committed is not None
-    outcomes, first = [], 0
-    for entry, draft_ids, count in zip(
-        batch.entries, result.draft_ids, result.num_committed, strict=True
-    ):
-        token_ids = result.token_ids[first : first + count]
-        outcomes.append(VerifyOutcome(entry.state.request_id, draft_ids, token_ids))
-        first += count
-    return outcomes
+    assert result.draft_ids is not None
+    return [
+        VerifyOutcome(
+            request_id=entry.state.request_id,
+            draft_ids=draft_ids,
+            token_ids=entry.state.output_token_ids[entry.output_index :],
+        )
+        for entry, draft_ids in zip(batch.entries, result.draft_ids, strict=True)
+    ]

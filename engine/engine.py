@@ -10,7 +10,7 @@ from random import Random
 
 from engine.batch import Batch
 from engine.client import EngineDeadError, EngineInfo, EngineStats, QueueFullError
-from engine.draft_steps import tell_drained
+from engine.draft_steps import release_ended, tell_drained
 from engine.output_text import OutputText
 from engine.request import (
     NewRequest,
@@ -132,7 +132,10 @@ class Engine:
 
     async def _step(self) -> None:
         """Launch what can be, then drain the oldest step in flight, or wait for a request."""
-        self._send(self._scheduler.release_aborted())
+        aborted = self._scheduler.release_aborted()
+        self._send(aborted)
+        if self._spec is not None:
+            release_ended(self._spec, aborted)
         while len(self._in_flight) < self._scheduler.limits.max_steps_in_flight:
             batch = self._scheduler.next_batch()
             for request_id in self._scheduler.take_preempted():
@@ -150,9 +153,11 @@ class Engine:
         result = await step.wait()
         self._num_steps += 1
         updates = self._scheduler.drain(batch, result)
+        # Callers first: what a draft method raises ends the engine, and no request's last update.
+        self._send(updates)
         if self._spec is not None:
             tell_drained(self._spec, batch, result)
-        self._send(updates)
+            release_ended(self._spec, updates)
 
     def _fail_all(self, error: str) -> None:
         self.error = error
@@ -165,8 +170,6 @@ class Engine:
             deliver = self._deliver[update.request_id]
             if update.finish_reason is not None:
                 del self._deliver[update.request_id]
-                if self._spec is not None:
-                    self._spec.release(update.request_id)
             deliver(update)
 
     def _output_text(self, request: NewRequest) -> OutputText | None:

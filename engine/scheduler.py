@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 
-from engine.batch import Batch, BatchEntry, StepResult
+from engine.batch import Batch, StepResult
 from engine.cache.allocator import IndexAllocator
 from engine.commit import (
     commit_scores,
@@ -18,11 +18,10 @@ from engine.commit import (
     commit_verified,
     fail,
     finish_update,
-    is_length_reached,
-    num_outputs_left,
     take_update,
 )
 from engine.draft_counts import DraftCounts
+from engine.entries import decode_entry, is_complete, prefill_entry
 from engine.request import FinishReason, RequestUpdate
 from engine.request_state import RequestState
 from engine.scheduler_limits import SchedulerLimits
@@ -54,8 +53,7 @@ class Scheduler:
     ) -> None:
         self.limits = limits
         assert limits.num_drafts == 0 or limits.max_steps_in_flight == 1
-        self.num_preemptions = 0
-        self.draft_counts = DraftCounts(num_accepted_per_position=[0] * limits.num_drafts)
+        self.forget_counts()
         self._pages, self._slots = pages, slots
         self._eos_token_ids = frozenset(eos_token_ids)
         self._waiting: deque[RequestState] = deque()
@@ -66,6 +64,11 @@ class Scheduler:
         self._in_flight: deque[Batch] = deque()
         self._preempted_ids: list[str] = []
         self._last_kind = Kind.DECODE
+
+    def forget_counts(self) -> None:
+        """Count anew: a made-up request at start-up is none of a user's."""
+        self.num_preemptions = 0
+        self.draft_counts = DraftCounts(num_accepted_per_position=[0] * self.limits.num_drafts)
 
     @property
     def num_waiting(self) -> int:
@@ -224,57 +227,31 @@ class Scheduler:
         entries = []
         for state in self._running:
             if budget > 0 and not (state.is_prefilled or state.is_aborted):
-                entries.append(self._prefill_entry(state, budget))
+                entries.append(prefill_entry(state, budget, self.limits))
                 budget -= entries[-1].num_rows
         admitted = []
         while budget > 0 and self._waiting and self._admit(self._waiting[0]):
             state = self._waiting.popleft()
             self._running.append(state)
             admitted.append(state)
-            entries.append(self._prefill_entry(state, budget))
+            entries.append(prefill_entry(state, budget, self.limits))
             budget -= entries[-1].num_rows
         if not entries:
             return None
         return Batch(Kind.PREFILL, tuple(entries), tuple(admitted))
 
-    def _prefill_entry(self, state: RequestState, budget: int) -> BatchEntry:
-        start = state.num_launched
-        num_left = state.num_prefill - start
-        num_rows = min(num_left, budget)
-        num_scored = 0
-        if state.params.prompt_logprobs is not None:
-            num_scored = max(min(start + num_rows, state.num_prompt - 1) - start, 0)
-        samples = num_rows == num_left and not self._is_complete(state)
-        return BatchEntry(state, start, num_rows, samples, state.next_output_index, num_scored)
-
     def _plan_decode(self) -> Batch | None:
         entries = []
         for state in list(self._running):
             if state.slot is not None and self._can_decode(state) and self._grow(state):
-                entries.append(self._decode_entry(state))
+                entries.append(decode_entry(state, self.limits))
         # Victims are taken from the end while this goes from the front: no entry lost its slot.
         assert all(entry.state.slot is not None for entry in entries)
         kind = Kind.VERIFY if self.limits.num_drafts else Kind.DECODE
         return Batch(kind, tuple(entries)) if entries else None
 
-    def _decode_entry(self, state: RequestState) -> BatchEntry:
-        index = state.next_output_index
-        num_left = num_outputs_left(state, index, self.limits.max_request_tokens)
-        return BatchEntry(
-            state,
-            start=state.num_launched,
-            num_rows=self.limits.rows_per_request,
-            samples=True,
-            output_index=index,
-            max_drafts=min(self.limits.num_drafts, num_left - 1),
-        )
-
     def _can_decode(self, state: RequestState) -> bool:
-        return state.is_prefilled and not state.is_aborted and not self._is_complete(state)
-
-    def _is_complete(self, state: RequestState) -> bool:
-        """Whether the tokens in flight reach the request's length: no other may be chosen."""
-        return is_length_reached(state, state.next_output_index, self.limits.max_request_tokens)
+        return state.is_prefilled and not state.is_aborted and not is_complete(state, self.limits)
 
     def _admit(self, state: RequestState) -> bool:
         if len(self._running) >= self.limits.max_running_requests or self._slots.num_free == 0:
@@ -284,7 +261,11 @@ class Scheduler:
             state.num_tokens + self.limits.rows_per_request,
             self.limits.max_request_tokens + self.limits.num_drafts,
         )
-        pages = self._pages.take(self._num_pages_for(num_tokens))
+        num_pages = self._num_pages_for(num_tokens)
+        # What running requests need next stays free, or one of them would be preempted for this.
+        if num_pages + self._num_lacking() > self._pages.num_free:
+            return False
+        pages = self._pages.take(num_pages)
         if pages is None:
             return False
         slots = self._slots.take(1)
@@ -307,8 +288,12 @@ class Scheduler:
 
     def _lacks_pages(self) -> bool:
         """Whether a decode step planned now would preempt."""
+        return self._num_lacking() > self._pages.num_free
+
+    def _num_lacking(self) -> int:
+        """Pages that a decode step planned now would take."""
         decoding = (state for state in self._running if self._can_decode(state))
-        return sum(map(self._num_missing_pages, decoding)) > self._pages.num_free
+        return sum(map(self._num_missing_pages, decoding))
 
     def _num_missing_pages(self, state: RequestState) -> int:
         """Pages that the next rows of a request need and the request does not own."""

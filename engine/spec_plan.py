@@ -7,6 +7,7 @@ from engine.config import EngineConfig
 from engine.layers.attention import AttentionMixer
 from engine.layers.gdn import GdnMixer
 from engine.models.hybrid import DecoderBlock, HybridModel
+from engine.request import is_integer
 from engine.spec_protocol import SpecSettings
 
 DEFAULT_NUM_DRAFTS = 3
@@ -33,12 +34,17 @@ def choose_speculation(config: EngineConfig) -> SpecSettings | None:
                     f"{flag} needs a draft method: add --speculative-algorithm, or leave it out"
                 )
         return None
+    if not isinstance(config.speculative_algorithm, str) or not config.speculative_algorithm:
+        raise ValueError(
+            f"--speculative-algorithm must be the name of a draft method, got "
+            f"{config.speculative_algorithm!r}"
+        )
     num_drafts = config.speculative_num_steps
     if num_drafts is None:
         num_drafts = DEFAULT_NUM_DRAFTS
-    if not 1 <= num_drafts <= MAX_NUM_DRAFTS:
+    if not is_integer(num_drafts) or not 1 <= num_drafts <= MAX_NUM_DRAFTS:
         raise ValueError(
-            f"--speculative-num-steps must be in [1, {MAX_NUM_DRAFTS}], got {num_drafts}"
+            f"--speculative-num-steps must be in [1, {MAX_NUM_DRAFTS}], got {num_drafts!r}"
         )
     if config.overlap == "on":
         raise ValueError(
@@ -46,10 +52,11 @@ def choose_speculation(config: EngineConfig) -> SpecSettings | None:
             "tokens of the step before; use --overlap auto"
         )
     length = config.synthetic_acceptance
-    if length is not None and not 1.0 <= length <= num_drafts + 1:
+    is_length = isinstance(length, (int, float))
+    if length is not None and not (is_length and 1.0 <= length <= num_drafts + 1):
         raise ValueError(
             f"--synthetic-acceptance must be in [1, {num_drafts + 1}] with "
-            f"--speculative-num-steps {num_drafts}, got {length}"
+            f"--speculative-num-steps {num_drafts}, got {length!r}"
         )
     return SpecSettings(
         algorithm=config.speculative_algorithm,

@@ -41,10 +41,11 @@ class SpecSettings:
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """A request whose next tokens are to be drafted; the lists are the engine's own, to read.
+    """A request whose next tokens may be drafted; the lists are the engine's own, to read.
 
     The last of prompt and output is the pending token: chosen, and not yet in the caches. A step
     can commit at most `max_drafts` drafts: further ones would be beyond the request's length.
+    `finish_prefill` is told 0, as nothing is asked there.
     """
 
     request_id: str
@@ -56,7 +57,10 @@ class DraftRequest:
 
 @dataclass(frozen=True)
 class VerifyOutcome:
-    """What a drained step did for one request: its drafts, and the tokens that were committed."""
+    """What a drained step did for one request: its drafts, and the tokens that it got.
+
+    None where the request had ended before the drain; what a stop cuts off is not among them.
+    """
 
     request_id: str
     draft_ids: Sequence[int]
@@ -91,8 +95,9 @@ class VerifyChoice(NamedTuple):
 class SpecRuntime(Protocol):
     """One draft method at work. `choose` runs inside the captured step; the rest on the host.
 
-    `propose` and `finish_step` are called in turns, from the thread that launches steps and from
-    the one that drains them, never at the same time.
+    All but `choose` and `take_features` are called in turns, from the thread that launches steps
+    (`capture`, `propose`) and from the event loop (the rest: brief, or all requests wait), never at
+    the same time. What one of them raises ends the engine, after which none is called.
     """
 
     @property

@@ -26,6 +26,7 @@ from engine.compile_cache import (
 )
 from engine.config import EngineConfig
 from engine.device_facts import read_device_facts
+from engine.draft_steps import release_ended, tell_drained
 from engine.engine import Engine
 from engine.kept_code import KeptCode
 from engine.loader import fill_dummy, load_weights
@@ -113,7 +114,7 @@ def start_steps(
         spec=spec,
     )
     scheduler = build_scheduler(plan)
-    serve_first_request(scheduler, runner, plan.limits.max_request_tokens)
+    serve_first_request(scheduler, runner, spec, plan.limits.max_request_tokens)
     return scheduler, runner
 
 
@@ -139,7 +140,9 @@ def keep_compiled_code(plan: Plan, config: EngineConfig) -> Iterator[None]:
         kept_code.close()
 
 
-def serve_first_request(scheduler: Scheduler, runner: Runner, max_request_tokens: int) -> None:
+def serve_first_request(
+    scheduler: Scheduler, runner: Runner, spec: SpecRuntime | None, max_request_tokens: int
+) -> None:
     """Take one made-up request through every part of a step, so that none is new to a user's."""
     params = SamplingParams(
         temperature=0.0,
@@ -150,8 +153,13 @@ def serve_first_request(scheduler: Scheduler, runner: Runner, max_request_tokens
     state = RequestState(request=request, seed=0, output_text=None)
     scheduler.submit(state)
     while (batch := scheduler.next_batch()) is not None:
-        scheduler.drain(batch, runner.launch(batch).result())
+        result = runner.launch(batch).result()
+        updates = scheduler.drain(batch, result)
+        if spec is not None:
+            tell_drained(spec, batch, result)
+            release_ended(spec, updates)
     assert not scheduler.has_work
+    scheduler.forget_counts()
     if state.finish_reason is FinishReason.ERROR:
         logger.warning("the first request, at start-up, failed: %s", state.error)
     runner.expect_no_compilation()

@@ -76,7 +76,7 @@ def prepare_verify_rows(
     """Forward inputs of packed rows [fields, R * rows_per_request]; notes rows' pages.
 
     num_pages: how many pages of each request the forward is given. Rows without a draft are scored
-    with token 0: they must give something, and nothing reads it.
+    with the pending token: they must give something finite, and nothing reads it.
     """
     slots, positions, pages = (rows[f] for f in (RowField.SLOT, RowField.POSITION, RowField.PAGE))
     page_table[slots, positions // page_size] = pages
@@ -86,9 +86,10 @@ def prepare_verify_rows(
     offsets = torch.arange(rows.shape[1], device=rows.device) % rows_per_request
     positions = torch.where(slots == PADDING_INDEX, offsets, positions)
     token_ids = torch.where(given == LAST_TOKEN, last_tokens[slots], given)
+    drafts = token_ids.view(-1, rows_per_request)
     state_slots = slots.view(-1, rows_per_request)[:, 0].contiguous()
     return PreparedVerify(
-        token_ids=token_ids.clamp(min=0),
+        token_ids=torch.where(drafts < 0, drafts[:, :1], drafts).flatten(),
         positions=positions,
         kv_slots=pages * page_size + positions % page_size,
         slots=slots,
@@ -96,7 +97,7 @@ def prepare_verify_rows(
         page_table=page_table[state_slots, :num_pages],
         context_lens=positions.view(-1, rows_per_request)[:, -1] + 1,
         state_slots=state_slots,
-        drafts=token_ids.view(-1, rows_per_request),
+        drafts=drafts,
         first_positions=positions.view(-1, rows_per_request)[:, 0].contiguous(),
     )
 

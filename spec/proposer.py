@@ -36,9 +36,10 @@ class Proposer:
 
     The engine has one proposer, built before memory is planned. `capture` comes next, once, and
     then for each request `finish_prefill`, any number of `propose` and `finish_verify`, and
-    `release`. All but `take_features` run on the host, from the thread that launches steps or
-    from the one that drains them, never two at the same time: a proposer needs no locks.
-    What any of them raises ends the engine.
+    `release`. All but `take_features` run on the host: `capture` and `propose` on the thread that
+    launches steps, the others on the event loop (be brief there: all requests wait), never two at
+    the same time. So a proposer needs no locks. What any of them raises ends the engine, and none
+    is called after that.
 
     `draft_probs`: None says that a draft is what the method holds likeliest (argmax drafts),
     which are accepted where the target's own choice is the same. A method that draws its drafts

@@ -343,3 +343,25 @@ def test_a_fault_in_a_verify_step_ends_everything() -> None:
     run.scheduler.check_integrity()
     assert not run.scheduler.has_work
     assert run.scheduler.num_pages_used == run.scheduler.num_slots_used == 0
+
+
+def count_preemptions(num_drafts: int) -> int:
+    """Of 16 requests in too few pages, none of whose drafts is accepted."""
+    scheduler = make_scheduler(80, 8, max_prefill=64, num_drafts=num_drafts)
+    run = ScheduledRun(scheduler, drafts_right_up_to(0))
+    asked = SamplingParams(max_tokens=60, ignore_eos=True)
+    for index in range(16):
+        run.submit(f"r{index}", 20, asked)
+    while run.open:
+        run.step()
+    run.finish()
+    return scheduler.num_preemptions
+
+
+@pytest.mark.parametrize("num_drafts", [3, 7])
+def test_rejected_drafts_cost_no_prefills(num_drafts: int) -> None:
+    """V21: pages that a drain returns are wanted again by the next step, not by who waits.
+
+    Oracle: the run without drafts.
+    """
+    assert count_preemptions(num_drafts) <= 1.5 * count_preemptions(0)

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from engine import LLM, SamplingParams
 from engine.cache.pools import CachePools
+from engine.client import EngineDeadError
 from engine.committed_state import CommittedRows, GdnState
+from engine.model_config import ModelConfig
 from engine.sampler import SamplingPlan
 from engine.scheduler import Scheduler
 from engine.spec_protocol import DraftRequest, SpecSettings, VerifyOutcome
@@ -168,6 +170,11 @@ def test_every_hook_is_called_in_its_turn(tmp_path: Path) -> None:
     ) as llm:
         notes = HookedProposer.notes
         assert notes[0] == ("capture", "cpu", (1, 2))
+        # The made-up request of the start goes the same way, and is let go and not counted.
+        at_start = [note[0] for note in notes if note[0] != "features"]
+        assert at_start[:3] == ["capture", "prefill", "propose"]
+        assert at_start[-2:] == ["verify", "release"]
+        assert llm.stats().num_drafts_total == llm.stats().num_preemptions_total == 0
         notes.clear()
         params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
         output = llm.generate([7, 8, 9], params)[0].outputs[0].token_ids
@@ -177,6 +184,47 @@ def test_every_hook_is_called_in_its_turn(tmp_path: Path) -> None:
     assert notes[0][1:] == ([7, 8, 9], [0, 1, 2])
     assert notes[3][1:] == ([output[0]] * 3, [3, 4, 5])  # the pending token, then its repeats
     assert sum(note[1][0] for note in notes if note[0] == "verify") == 3  # type: ignore[index]
+
+
+class RaisingRelease(RepeatingProposer):
+    """At fault when a request of a user's ends."""
+
+    def release(self, request_id: str) -> None:
+        if request_id != "start-up":
+            raise RuntimeError("no release")
+
+
+class RaisingFinish(RepeatingProposer):
+    """At fault behind the fifth verify step."""
+
+    def __init__(self, settings: SpecSettings, model: ModelConfig) -> None:
+        super().__init__(settings, model)
+        self.num_steps = 0
+
+    def finish_verify(self, outcomes: Sequence[VerifyOutcome]) -> None:
+        self.num_steps += 1
+        if self.num_steps == 5:
+            raise RuntimeError("no finish")
+
+
+@pytest.mark.parametrize("proposer", [RaisingRelease, RaisingFinish])
+def test_a_hook_at_fault_hangs_nobody(proposer: type[Proposer], tmp_path: Path) -> None:
+    """V5, S4: what a hook raises ends the engine; every caller is told, by tokens or by an error.
+
+    Oracle: the call returns or raises EngineDeadError, and the next one raises it.
+    """
+    save_checkpoint("qwen3_5_text", tmp_path)
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    with start(
+        tmp_path,
+        speculative_algorithm=f"{__name__}:{proposer.__name__}",
+        speculative_num_steps=1,
+    ) as llm:
+        with pytest.raises(EngineDeadError):
+            for _ in range(2):
+                llm.generate([[1, 2, 3], [4]], params)
+        with pytest.raises(EngineDeadError):
+            llm.generate([1], params)
 
 
 def test_settings_reach_the_proposer(tmp_path: Path) -> None:
