@@ -39,9 +39,8 @@ def commit_verified(
         first += num_committed
         num_new = len(state.output_token_ids) - num_before
         # A run that a token ends is cut at it, whether or not that token was drafted.
-        is_last_drafted = (
-            draft_ids[num_committed - 1 : num_committed] == state.output_token_ids[-1:]
-        )
+        last_draft = draft_ids[num_committed - 1 : num_committed]
+        is_last_drafted = state.is_over and last_draft == state.output_token_ids[-1:]
         num_accepted = min(num_new, num_committed - 1 + is_last_drafted)
         state.num_drafted += len(draft_ids)
         state.num_accepted += num_accepted

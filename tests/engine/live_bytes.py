@@ -14,10 +14,12 @@ from torch.utils._pytree import tree_leaves
 class LiveBytes(TorchDispatchMode):
     """While entered: the storages made inside that are still referenced, and the most so far."""
 
-    def __init__(self, known: Sequence[Tensor] = ()) -> None:
+    def __init__(self, known: Sequence[Tensor | None] = ()) -> None:
         super().__init__()
         self.now = self.peak = 0
-        self._seen = weakref.WeakSet(tensor.untyped_storage() for tensor in known)
+        self._seen = weakref.WeakSet(
+            tensor.untyped_storage() for tensor in known if tensor is not None
+        )
 
     def __torch_dispatch__(
         self,

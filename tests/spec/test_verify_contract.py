@@ -5,21 +5,25 @@ Oracle throughout: a plain greedy run of the same checkpoint without drafts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from engine import LLM
 from engine.llm import CompletionOutput
+from engine.spec_protocol import DraftRequest
+from spec.proposer import Proposer
 from tests.engine.request_trace import save_checkpoint
 from tests.spec.verify_contract import (
     Comparison,
     compare,
     greedy_run,
     make_prompts,
+    penalised_run,
     write_script,
 )
 
@@ -37,6 +41,7 @@ class Reference:
     folder: Path
     prompts: list[list[int]]
     greedy: list[CompletionOutput]
+    penalised: list[list[int]]
     script: Path
 
 
@@ -61,10 +66,10 @@ def make_reference(folder: Path, family: str, **options: object) -> Reference:
     prompts = make_prompts(vocab, PROMPT_LENGTHS)
     with start(folder, **options) as llm:
         greedy = greedy_run(llm, prompts, NUM_TOKENS)
+        penalised = penalised_run(llm, prompts, NUM_TOKENS)
         assert llm.stats().num_drafts_total == 0
-    return Reference(
-        folder, prompts, greedy, write_script(folder / "script.jsonl", prompts, greedy)
-    )
+    script = write_script(folder / "script.jsonl", prompts, greedy)
+    return Reference(folder, prompts, greedy, penalised, script)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -86,6 +91,8 @@ def run_contract(reference: Reference, num_drafts: int, **options: object) -> Co
     ) as llm:
         result = compare(llm, reference.prompts, reference.greedy)
         stats = llm.stats()
+        if options.get("dtype", "float32") == "float32":  # counts are exact, and so is the rest
+            assert penalised_run(llm, reference.prompts, NUM_TOKENS) == reference.penalised
     per_position = stats.num_accepted_per_position
     # Every accept count from 0 to k has occurred: each position was accepted, and fewer.
     assert len(per_position) == num_drafts
@@ -95,6 +102,27 @@ def run_contract(reference: Reference, num_drafts: int, **options: object) -> Co
     return result
 
 
+class RandomProposer(Proposer):
+    """Drafts that know nothing."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        random = Random(len(requests) + sum(len(r.output_token_ids) for r in requests))
+        vocab = self.model.vocab_size
+        return [[random.randrange(vocab) for _ in range(r.max_drafts)] for r in requests]
+
+
+def test_random_drafts_leave_no_trace(reference: Reference) -> None:
+    """C-S12: accepted about once in a vocabulary; what was rejected is never visible."""
+    algorithm = f"{__name__}:{RandomProposer.__name__}"
+    with start(reference.folder, speculative_algorithm=algorithm) as llm:
+        result = compare(llm, reference.prompts, reference.greedy)
+        stats = llm.stats()
+    assert result.num_near_ties <= MAX_NEAR_TIES * result.num_tokens
+    # The first draft of a step is right once in 97.
+    assert stats.num_accepted_per_position[0] <= stats.num_drafts_total / 97 * 3
+    assert stats.num_drafts_total > 300
+
+
 @pytest.mark.parametrize("num_drafts", range(1, 8))
 def test_drafts_change_no_token(reference: Reference, num_drafts: int) -> None:
     """V13: dense and MoE targets, k from 1 to 7, fp32."""
@@ -102,6 +130,7 @@ def test_drafts_change_no_token(reference: Reference, num_drafts: int) -> None:
     assert result.num_near_ties <= MAX_NEAR_TIES * result.num_tokens
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("reference", FAMILIES[:1], indirect=True)
 def test_drafts_change_no_token_of_compiled_steps(reference: Reference) -> None:
     """V12, V13: the verify family compiled; the greedy run is the uncompiled one."""

@@ -23,7 +23,7 @@ from tests.engine.request_trace import (
 )
 from tests.tolerances import LOGITS_FP32
 
-NUM_REQUESTS = 60
+NUM_REQUESTS = 75
 
 
 def start(folder: Path, **options: object) -> LLM:
@@ -32,7 +32,7 @@ def start(folder: Path, **options: object) -> LLM:
         "dtype": "float32",
         "compile": "off",
         "max_running_requests": 8,
-        "max_kv_tokens": 256,
+        "max_kv_tokens": 128,
         "max_prefill_tokens": 48,
         "page_size": 16,
         "num_threads": 1,
@@ -56,7 +56,7 @@ def write_script(
     return file
 
 
-@pytest.mark.parametrize(("algorithm", "num_drafts"), [("stub", 1), ("stub", 3), ("ngram", 4)])
+@pytest.mark.parametrize(("algorithm", "num_drafts"), [("stub", 3), ("ngram", 4)])
 def test_drafts_change_no_token_usage_or_finish(
     algorithm: str, num_drafts: int, tmp_path: Path
 ) -> None:

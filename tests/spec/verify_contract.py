@@ -29,6 +29,18 @@ def greedy_params(num_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, logprobs=NUM_TOP)
 
 
+def penalised_params(num_tokens: int) -> SamplingParams:
+    """Greedy under penalties, which count every committed token."""
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=num_tokens,
+        ignore_eos=True,
+        frequency_penalty=0.7,
+        presence_penalty=0.5,
+        repetition_penalty=1.2,
+    )
+
+
 def make_prompts(vocab: int, lengths: Sequence[int]) -> list[list[int]]:
     """A prompt of each length, no two alike."""
     return [
@@ -41,6 +53,12 @@ def greedy_run(llm: LLM, prompts: Sequence[Prompt], num_tokens: int) -> list[Com
     """What plain decoding, or any other engine, makes of the prompts."""
     outputs = llm.generate([list(prompt) for prompt in prompts], greedy_params(num_tokens))
     return [output.outputs[0] for output in outputs]
+
+
+def penalised_run(llm: LLM, prompts: Sequence[Prompt], num_tokens: int) -> list[list[int]]:
+    """Tokens of the prompts under penalties."""
+    outputs = llm.generate([list(prompt) for prompt in prompts], penalised_params(num_tokens))
+    return [output.outputs[0].token_ids for output in outputs]
 
 
 def write_script(
