@@ -94,6 +94,8 @@ def test_pool_gives_the_bits_of_a_program_a_split(
     heads: Heads, rows: int, num_pooled: int, is_strided: bool, device: torch.device
 ) -> None:
     """E2: more and fewer splits than the pool, requests past a vector. Oracle: fp64 attention."""
+    if device.type == "cpu" and is_strided != (num_pooled == 5):
+        pytest.skip("interpreted only once of each")
     context_lens = [max(n, rows) if n > 0 else 0 for n in MIXED_CONTEXTS]
     config = DecodeConfig(
         32,
