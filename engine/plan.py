@@ -193,7 +193,8 @@ def divide_memory(
     num_drafts = draft.rows_per_request - 1
     wanted_tokens = config.max_running_requests * (wanted_len + num_drafts)
     if config.max_kv_tokens is not None:
-        wanted_tokens = min_tokens = config.max_kv_tokens
+        min_tokens = config.max_kv_tokens
+        wanted_tokens = min_tokens + num_drafts
     default_ratio = DEFAULT_MEMORY_RATIO_CUDA if settings.is_cuda else DEFAULT_MEMORY_RATIO_CPU
     return plan_memory(
         units,
@@ -202,10 +203,8 @@ def divide_memory(
         memory_ratio=default_ratio if config.memory_ratio is None else config.memory_ratio,
         num_slots=config.max_running_requests,
         page_size=config.page_size,
-        wanted_pages=num_pages_for(wanted_tokens + num_drafts, config.page_size),
-        min_pages=num_pages_for(
-            (config.max_kv_tokens or min_tokens) + num_drafts, config.page_size
-        ),
+        wanted_pages=num_pages_for(wanted_tokens, config.page_size),
+        min_pages=num_pages_for(min_tokens + num_drafts, config.page_size),
     )
 
 

@@ -12,6 +12,7 @@ from engine.memory import DraftMemory
 from engine.model_config import ModelConfig
 from engine.sampler import SamplingPlan
 from engine.sampling_rows import SamplingTable
+from engine.spec_plan import MAX_NUM_DRAFTS
 from engine.spec_protocol import (
     DraftRequest,
     SpecSettings,
@@ -23,9 +24,6 @@ from graphs.kernels.kernel_set import SampleKernels
 from spec.proposer import Proposer
 from spec.registry import find_proposer
 from spec.rejection import choose_argmax, choose_sampled, choose_synthetic
-
-# A verify step has one row more than drafts, and kernels are built for at most 8 rows a request.
-MAX_NUM_DRAFTS = 7
 
 
 def build_runtime(settings: SpecSettings, model: ModelConfig) -> SpecRunner:
