@@ -70,7 +70,10 @@ class Chosen(NamedTuple):
 
 
 class PreparedRows(NamedTuple):
-    """The fields of `ForwardInputs` that a decode step derives from its packed rows."""
+    """What a step derives from its packed rows: fields of `ForwardInputs`, and what rows choose.
+
+    output_indexes: [T] int64, index of the output token that each row chooses.
+    """
 
     token_ids: Tensor
     positions: Tensor
@@ -79,6 +82,33 @@ class PreparedRows(NamedTuple):
     context_lens: Tensor
     state_slots: Tensor
     output_indexes: Tensor
+
+
+class StepInputs:
+    """Forward inputs of steps of one kind, whose rows are prepared on the device."""
+
+    def __init__(self, kind: Kind, rows_per_request: int, device: torch.device) -> None:
+        self._kind, self._rows_per_request = kind, rows_per_request
+        # Allocated once: captured steps keep their addresses.
+        self._nothing = torch.empty(0, dtype=torch.int64, device=device)
+        self._no_chunks = torch.empty(0, 2, dtype=torch.int64, device=device)
+
+    def build(self, prepared: PreparedRows) -> ForwardInputs:
+        """The inputs of a forward that gives the logits of all rows."""
+        return ForwardInputs(
+            kind=self._kind,
+            rows_per_request=self._rows_per_request,
+            token_ids=prepared.token_ids,
+            positions=prepared.positions,
+            kv_slots=prepared.kv_slots,
+            page_table=prepared.page_table,
+            context_lens=prepared.context_lens,
+            state_slots=prepared.state_slots,
+            logit_rows=None,
+            row_starts=self._nothing,
+            chunks=self._no_chunks,
+            chunk_starts=self._nothing,
+        )
 
 
 PrepareFunction = Callable[[Tensor, Tensor, Tensor, int, int], PreparedRows]
@@ -177,9 +207,7 @@ class TokenStep:
         self._prepared = frozenset(prepared)
         self._model, self._functions = model, functions
         self._tables, self._sampling, self._page_size = tables, sampling, page_size
-        device = tables.last_tokens.device
-        self._nothing = torch.empty(0, dtype=torch.int64, device=device)
-        self._no_chunks = torch.empty(0, 2, dtype=torch.int64, device=device)
+        self._inputs = StepInputs(Kind.DECODE, 1, tables.last_tokens.device)
 
     @torch.inference_mode()
     def __call__(self, rows: Tensor, plan: SamplingPlan) -> Chosen:
@@ -200,7 +228,7 @@ class TokenStep:
     @torch.inference_mode()
     def forward(self, rows: Tensor) -> tuple[Tensor, PreparedRows]:
         """The logits [R, vocab] of packed rows [fields, R]."""
-        tables, nothing = self._tables, self._nothing
+        tables = self._tables
         prepared = self._functions.prepare(
             rows,
             tables.page_table,
@@ -208,20 +236,7 @@ class TokenStep:
             self._page_size,
             num_table_pages(rows, tables, self._page_size),
         )
-        inputs = ForwardInputs(
-            kind=Kind.DECODE,
-            token_ids=prepared.token_ids,
-            positions=prepared.positions,
-            kv_slots=prepared.kv_slots,
-            page_table=prepared.page_table,
-            context_lens=prepared.context_lens,
-            state_slots=prepared.state_slots,
-            logit_rows=None,
-            row_starts=nothing,
-            chunks=self._no_chunks,
-            chunk_starts=nothing,
-        )
-        return self._model(inputs, self._functions.forward), prepared
+        return self._model(self._inputs.build(prepared), self._functions.forward), prepared
 
 
 def num_table_pages(rows: Tensor, tables: SlotTables, page_size: int) -> int:

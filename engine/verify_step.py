@@ -21,8 +21,8 @@ from engine.sampler import SamplingPlan
 from engine.sampling_rows import SamplingTable
 from engine.slot_tables import SlotTables
 from engine.spec_protocol import VerifyChoice, VerifyRows
-from engine.token_step import BAD_TOKEN, Chosen, num_table_pages
-from graphs.inputs import ForwardInputs, Kind
+from engine.token_step import BAD_TOKEN, Chosen, PreparedRows, StepInputs, num_table_pages
+from graphs.inputs import Kind
 from graphs.kernels.kernel_set import SampleKernels
 from graphs.rows import LAST_TOKEN, RowField
 
@@ -33,20 +33,14 @@ TakeFeatures = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 
 
 class PreparedVerify(NamedTuple):
-    """What a verify step derives from its packed rows: of T rows, then of R requests.
+    """What a verify step derives from its packed rows, of T rows of R requests.
 
-    The fields of `ForwardInputs`, the packed `slots` and `output_indexes` [T], `drafts` [R, k + 1]
-    as in `VerifyRows.token_ids`, and `first_positions` [R] of each request's first row.
+    `rows` as in a decode step, the packed `slots` [T], `drafts` [R, k + 1] as in
+    `VerifyRows.token_ids`, and `first_positions` [R] of each request's first row.
     """
 
-    token_ids: Tensor
-    positions: Tensor
-    kv_slots: Tensor
+    rows: PreparedRows
     slots: Tensor
-    output_indexes: Tensor
-    page_table: Tensor
-    context_lens: Tensor
-    state_slots: Tensor
     drafts: Tensor
     first_positions: Tensor
 
@@ -89,14 +83,16 @@ def prepare_verify_rows(
     drafts = token_ids.view(-1, rows_per_request)
     state_slots = slots.view(-1, rows_per_request)[:, 0].contiguous()
     return PreparedVerify(
-        token_ids=torch.where(drafts < 0, drafts[:, :1], drafts).flatten(),
-        positions=positions,
-        kv_slots=pages * page_size + positions % page_size,
+        rows=PreparedRows(
+            token_ids=torch.where(drafts < 0, drafts[:, :1], drafts).flatten(),
+            positions=positions,
+            kv_slots=pages * page_size + positions % page_size,
+            page_table=page_table[state_slots, :num_pages],
+            context_lens=positions.view(-1, rows_per_request)[:, -1] + 1,
+            state_slots=state_slots,
+            output_indexes=rows[RowField.OUTPUT_INDEX],
+        ),
         slots=slots,
-        output_indexes=rows[RowField.OUTPUT_INDEX],
-        page_table=page_table[state_slots, :num_pages],
-        context_lens=positions.view(-1, rows_per_request)[:, -1] + 1,
-        state_slots=state_slots,
         drafts=drafts,
         first_positions=positions.view(-1, rows_per_request)[:, 0].contiguous(),
     )
@@ -123,9 +119,7 @@ class VerifyStep:
         self._tables, self._sampling, self._states = tables, sampling, tuple(states)
         self._page_size, self._rows_per_request = page_size, rows_per_request
         self._prepared = frozenset(prepared)
-        device = tables.last_tokens.device
-        self._nothing = torch.empty(0, dtype=torch.int64, device=device)
-        self._no_chunks = torch.empty(0, 2, dtype=torch.int64, device=device)
+        self._inputs = StepInputs(Kind.VERIFY, rows_per_request, tables.last_tokens.device)
 
     @torch.inference_mode()
     def __call__(self, rows: Tensor, plan: SamplingPlan) -> Chosen:
@@ -135,14 +129,14 @@ class VerifyStep:
         choose = functions.choose if plan in self._prepared else functions.choose_any
         choice = choose(
             logits,
-            VerifyRows(prepared.drafts, prepared.slots, prepared.output_indexes),
+            VerifyRows(prepared.drafts, prepared.slots, prepared.rows.output_indexes),
             self._sampling,
             plan,
             functions.kernels,
         )
         sampled = choice.sampled
         committed = CommittedRows(
-            slots=prepared.state_slots,
+            slots=prepared.rows.state_slots,
             positions=prepared.first_positions,
             num_committed=choice.num_committed,
             token_ids=sampled.token_ids.view(-1, self._rows_per_request),
@@ -160,7 +154,7 @@ class VerifyStep:
     @torch.inference_mode()
     def forward(self, rows: Tensor) -> tuple[Tensor, PreparedVerify]:
         """The logits [T, vocab] of packed rows [fields, T]; changes no GDN state."""
-        tables, nothing = self._tables, self._nothing
+        tables = self._tables
         prepared = self._functions.prepare(
             rows,
             tables.page_table,
@@ -169,26 +163,12 @@ class VerifyStep:
             num_table_pages(rows, tables, self._page_size),
             self._rows_per_request,
         )
-        inputs = ForwardInputs(
-            kind=Kind.VERIFY,
-            rows_per_request=self._rows_per_request,
-            token_ids=prepared.token_ids,
-            positions=prepared.positions,
-            kv_slots=prepared.kv_slots,
-            page_table=prepared.page_table,
-            context_lens=prepared.context_lens,
-            state_slots=prepared.state_slots,
-            logit_rows=None,
-            row_starts=nothing,
-            chunks=self._no_chunks,
-            chunk_starts=nothing,
-        )
-        hidden = self._model.hidden(inputs, self._functions.forward)
+        hidden = self._model.hidden(self._inputs.build(prepared.rows), self._functions.forward)
         if self._take_features is not None:
             self._take_features(
                 self._model.features(hidden),
-                prepared.token_ids,
+                prepared.rows.token_ids,
                 prepared.slots,
-                prepared.positions,
+                prepared.rows.positions,
             )
         return self._model.logits(hidden, None, self._functions.forward), prepared
