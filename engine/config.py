@@ -138,6 +138,16 @@ class EngineConfig:
         group="speculation",
         aliases=("--spec-draft-model",),
     )
+    speculative_ngram_min_match_window_size: int | None = option(
+        None,
+        "tokens in the shortest match from which ngram drafts, at least 1 (default: 1)",
+        group="speculation",
+    )
+    speculative_ngram_max_match_window_size: int | None = option(
+        None,
+        "tokens in the longest match that ngram looks for, at most 64 (default: 8)",
+        group="speculation",
+    )
     synthetic_acceptance: float | None = option(
         None,
         "for speed tests: tokens that a step commits on average, whatever the drafts are",

@@ -18,6 +18,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.local_client import LocalClient
 from engine.output_text import OutputText
+from engine.prompts import Messages, Prompt, list_conversations, list_prompts
 from engine.request import (
     FinishReason,
     NewRequest,
@@ -32,8 +33,6 @@ from engine.start import start_engine
 from engine.tokens import Tokenizer, load_tokenizer
 
 T = TypeVar("T")
-Prompt = str | Sequence[int]
-Messages = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -110,6 +109,8 @@ class LLM:
         speculative_algorithm: str | None = None,
         speculative_num_steps: int | None = None,
         speculative_draft_model_path: str | None = None,
+        speculative_ngram_min_match_window_size: int | None = None,
+        speculative_ngram_max_match_window_size: int | None = None,
         synthetic_acceptance: float | None = None,
         seed: int | None = None,
     ) -> None:
@@ -136,6 +137,8 @@ class LLM:
             speculative_algorithm=speculative_algorithm,
             speculative_num_steps=speculative_num_steps,
             speculative_draft_model_path=speculative_draft_model_path,
+            speculative_ngram_min_match_window_size=speculative_ngram_min_match_window_size,
+            speculative_ngram_max_match_window_size=speculative_ngram_max_match_window_size,
             synthetic_acceptance=synthetic_acceptance,
             seed=seed,
         )
@@ -329,26 +332,6 @@ class LLM:
             token_ids = token_ids[:-1]
         pieces = [text.push(token_id) for token_id in token_ids]
         return "".join(pieces) + ("" if text.stop_string is not None else text.finish())
-
-
-def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt, or several, as a list."""
-    if isinstance(prompts, str):
-        return [prompts]
-    ids = [item for item in prompts if isinstance(item, int)]
-    several = [item for item in prompts if not isinstance(item, int)]
-    if ids and several:
-        raise ValueError("prompts must be texts and lists of token ids, or one list of token ids")
-    return [ids] if ids else several
-
-
-def list_conversations(messages: Messages | Sequence[Messages]) -> list[list[dict[str, Any]]]:
-    """One conversation, or several, as a list of lists of messages."""
-    one = [item for item in messages if isinstance(item, dict)]
-    several = [list(item) for item in messages if not isinstance(item, dict)]
-    if one and several:
-        raise ValueError("messages must be one conversation or a list of conversations")
-    return [one] if one else several
 
 
 async def connect(engine: Engine) -> LocalClient:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from engine.attention.protocol import MAX_VERIFY_ROWS
 from engine.config import EngineConfig
 from engine.layers.attention import AttentionMixer
 from engine.layers.gdn import GdnMixer
 from engine.models.hybrid import DecoderBlock, HybridModel
-from engine.request import is_integer
-from engine.spec_protocol import SpecSettings
+from engine.spec_protocol import DEFAULT_MAX_MATCH_LEN, DEFAULT_MIN_MATCH_LEN, SpecSettings
 
 DEFAULT_NUM_DRAFTS = 3
-MAX_NUM_DRAFTS = MAX_VERIFY_ROWS - 1
-# Options that mean something only with a draft method.
+NGRAM = "ngram"
+# Options that mean something only with a draft method, and those only with NGRAM.
 DEPENDENT_OPTIONS = (
     "speculative_num_steps",
     "speculative_draft_model_path",
     "synthetic_acceptance",
+)
+NGRAM_OPTIONS = (
+    "speculative_ngram_min_match_window_size",
+    "speculative_ngram_max_match_window_size",
 )
 
 
@@ -24,46 +26,51 @@ def choose_speculation(config: EngineConfig) -> SpecSettings | None:
     """What the options ask for; None without a draft method.
 
     Raises:
-        ValueError: options that go together with no draft method, or with no other; names them.
+        ValueError: a value is out of range, or options do not go together; names them.
     """
     if config.speculative_algorithm is None:
-        for option in DEPENDENT_OPTIONS:
-            if getattr(config, option) is not None:
-                flag = "--" + option.replace("_", "-")
-                raise ValueError(
-                    f"{flag} needs a draft method: add --speculative-algorithm, or leave it out"
-                )
+        refuse_options(
+            config,
+            DEPENDENT_OPTIONS,
+            "needs a draft method: add --speculative-algorithm, or leave it out",
+        )
+    if config.speculative_algorithm != NGRAM:
+        refuse_options(
+            config,
+            NGRAM_OPTIONS,
+            f"needs --speculative-algorithm {NGRAM}: add that, or leave it out",
+        )
+    if config.speculative_algorithm is None:
         return None
-    if not isinstance(config.speculative_algorithm, str) or not config.speculative_algorithm:
-        raise ValueError(
-            f"--speculative-algorithm must be the name of a draft method, got "
-            f"{config.speculative_algorithm!r}"
-        )
-    num_drafts = config.speculative_num_steps
-    if num_drafts is None:
-        num_drafts = DEFAULT_NUM_DRAFTS
-    if not is_integer(num_drafts) or not 1 <= num_drafts <= MAX_NUM_DRAFTS:
-        raise ValueError(
-            f"--speculative-num-steps must be in [1, {MAX_NUM_DRAFTS}], got {num_drafts!r}"
-        )
     if config.overlap == "on":
         raise ValueError(
             "--overlap on does not go together with --speculative-algorithm yet: drafts follow the "
             "tokens of the step before; use --overlap auto"
         )
-    length = config.synthetic_acceptance
-    is_length = isinstance(length, (int, float))
-    if length is not None and not (is_length and 1.0 <= length <= num_drafts + 1):
-        raise ValueError(
-            f"--synthetic-acceptance must be in [1, {num_drafts + 1}] with "
-            f"--speculative-num-steps {num_drafts}, got {length!r}"
-        )
     return SpecSettings(
         algorithm=config.speculative_algorithm,
-        num_drafts=num_drafts,
+        num_drafts=or_default(config.speculative_num_steps, DEFAULT_NUM_DRAFTS),
         draft_model_path=config.speculative_draft_model_path,
-        synthetic_acceptance=length,
+        synthetic_acceptance=config.synthetic_acceptance,
+        min_match_len=or_default(
+            config.speculative_ngram_min_match_window_size, DEFAULT_MIN_MATCH_LEN
+        ),
+        max_match_len=or_default(
+            config.speculative_ngram_max_match_window_size, DEFAULT_MAX_MATCH_LEN
+        ),
     )
+
+
+def refuse_options(config: EngineConfig, options: tuple[str, ...], problem: str) -> None:
+    """Raise ValueError with `problem` for the first of the options that was given."""
+    for option in options:
+        if getattr(config, option) is not None:
+            raise ValueError(f"--{option.replace('_', '-')} {problem}")
+
+
+def or_default(value: int | None, default: int) -> int:
+    """What was given, or else the default."""
+    return default if value is None else value
 
 
 def check_verify_layers(model: HybridModel, num_drafts: int) -> None:

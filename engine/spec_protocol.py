@@ -15,28 +15,78 @@ from typing import NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
+from engine.attention.protocol import MAX_VERIFY_ROWS
 from engine.memory import DraftMemory
 from engine.model_config import ModelConfig
+from engine.request import is_integer
 from engine.sampler import Sampled, SamplingPlan
 from engine.sampling_rows import SamplingTable
 from graphs.kernels.kernel_set import SampleKernels
 
 RUNTIME = "spec.runner"
+MAX_NUM_DRAFTS = MAX_VERIFY_ROWS - 1
+DEFAULT_MIN_MATCH_LEN = 1
+DEFAULT_MAX_MATCH_LEN = 8
+MAX_MATCH_LEN = 64
+NUM_DRAFTS_FLAG = "--speculative-num-steps"
+MIN_MATCH_FLAG = "--speculative-ngram-min-match-window-size"
+MAX_MATCH_FLAG = "--speculative-ngram-max-match-window-size"
 
 
 @dataclass(frozen=True)
 class SpecSettings:
-    """What the user asked of speculation, checked only in form.
+    """What the user asked of speculation, checked here for all who make it.
 
     `algorithm`: a name of `spec.registry`, or `module:Class` of a third party's proposer.
     `num_drafts`: k, drafts of a request in one step. `synthetic_acceptance`: for speed tests,
     the mean number of tokens that a step commits, in place of comparing drafts; None compares.
+    `min_match_len`, `max_match_len`: of `ngram` alone, tokens in the matches that it looks for.
+
+    Raises:
+        ValueError: a value is out of range; names the flag and what is accepted.
     """
 
     algorithm: str
     num_drafts: int
     draft_model_path: str | None = None
     synthetic_acceptance: float | None = None
+    min_match_len: int = DEFAULT_MIN_MATCH_LEN
+    max_match_len: int = DEFAULT_MAX_MATCH_LEN
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.algorithm, str) or not self.algorithm:
+            raise ValueError(
+                f"--speculative-algorithm must be the name of a draft method, got "
+                f"{self.algorithm!r}"
+            )
+        _require_count(NUM_DRAFTS_FLAG, self.num_drafts, MAX_NUM_DRAFTS)
+        length, most = self.synthetic_acceptance, self.num_drafts + 1
+        is_length = isinstance(length, (int, float))
+        if length is not None and not (is_length and 1.0 <= length <= most):
+            raise ValueError(
+                f"--synthetic-acceptance must be in [1, {most}] with {NUM_DRAFTS_FLAG} "
+                f"{self.num_drafts}, got {length!r}"
+            )
+        longest = self.max_match_len
+        _require_count(MAX_MATCH_FLAG, longest, MAX_MATCH_LEN)
+        given = f" with {MAX_MATCH_FLAG} {longest}"
+        _require_count(MIN_MATCH_FLAG, self.min_match_len, longest, given)
+
+
+@dataclass(frozen=True)
+class DraftSizes:
+    """What a draft method may size its device memory by.
+
+    `batch_sizes`: numbers of requests that steps are padded to. `num_pages` of `page_size` tokens
+    are the target's KV cache, `num_slots` is how many requests run together; index 0 of pages and
+    of slots is padding and comes on top. Running requests never have more tokens than the pages
+    hold, and declared bytes per token are planned for all of them, padding page included.
+    """
+
+    batch_sizes: Sequence[int]
+    num_pages: int
+    page_size: int
+    num_slots: int
 
 
 @dataclass(frozen=True)
@@ -115,11 +165,8 @@ class SpecRuntime(Protocol):
         """Whether `take_features` is to be called."""
         ...
 
-    def capture(self, device: torch.device, sizes: Sequence[int]) -> None:
-        """Once, on the launching thread, before the target's steps are compiled and captured.
-
-        sizes: numbers of requests that steps are padded to.
-        """
+    def capture(self, device: torch.device, sizes: DraftSizes) -> None:
+        """Once, on the launching thread, before the target's steps are compiled and captured."""
         ...
 
     def take_features(
@@ -173,9 +220,14 @@ class SpecRuntimeModule(Protocol):
         """The runtime of `settings` for a target.
 
         Raises:
-            ValueError: an unknown algorithm or a bad setting; names the flag.
+            ValueError: an unknown algorithm, or a setting that it cannot serve; names the flag.
         """
         ...
+
+
+def _require_count(flag: str, value: int, most: int, given: str = "") -> None:
+    if not is_integer(value) or not 1 <= value <= most:
+        raise ValueError(f"{flag} must be in [1, {most}]{given}, got {value!r}")
 
 
 def load_spec_runtime(settings: SpecSettings, model: ModelConfig) -> SpecRuntime:

@@ -23,7 +23,7 @@ from engine.plan import Plan
 from engine.sampler import SamplingPlan
 from engine.sampling_rows import SamplingTable
 from engine.slot_tables import SlotTables
-from engine.spec_protocol import SpecRuntime
+from engine.spec_protocol import DraftSizes, SpecRuntime
 from engine.token_step import (
     GREEDY,
     SAMPLED,
@@ -105,7 +105,7 @@ def build_steps(
     if spec is None:
         step = TokenStep(model, functions, tables, sampling, plan.page_size, variants)
     else:
-        spec.capture(device, family_sizes(plan.max_running_requests))
+        spec.capture(device, draft_sizes(plan))
         step = build_verify_step(plan, model, pools, spec, functions, tables, sampling, variants)
     decode = GraphFamily(
         Kind.DECODE if spec is None else Kind.VERIFY,
@@ -130,6 +130,16 @@ def build_steps(
             page_size=plan.page_size,
         )
     return StepSet(functions, decode, tables, sampling)
+
+
+def draft_sizes(plan: Plan) -> DraftSizes:
+    """What a draft method allocates for."""
+    return DraftSizes(
+        batch_sizes=family_sizes(plan.max_running_requests),
+        num_pages=plan.memory.num_pages,
+        page_size=plan.page_size,
+        num_slots=plan.memory.num_slots,
+    )
 
 
 def build_verify_step(

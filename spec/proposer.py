@@ -12,23 +12,15 @@ import torch
 from torch import Tensor
 
 from engine.model_config import ModelConfig
-from engine.spec_protocol import DraftRequest, SpecSettings, VerifyOutcome
+from engine.spec_protocol import DraftRequest, DraftSizes, SpecSettings, VerifyOutcome
 
 
 @dataclass(frozen=True)
 class ProposerMemory:
-    """Device bytes that a draft method takes: once, and for each token of the target's KV cache.
-
-    Raises:
-        ValueError: a negative number.
-    """
+    """Device bytes that a draft method takes: once, and for each token of the target's KV cache."""
 
     fixed_bytes: int = 0
     kv_per_token: int = 0
-
-    def __post_init__(self) -> None:
-        if self.fixed_bytes < 0 or self.kv_per_token < 0:
-            raise ValueError(f"a proposer cannot take fewer than 0 bytes: {self}")
 
 
 class Proposer:
@@ -63,7 +55,10 @@ class Proposer:
 
     @classmethod
     def memory(cls, settings: SpecSettings, model: ModelConfig) -> ProposerMemory:
-        """Device bytes, for the memory plan; called before the proposer is built."""
+        """Device bytes, for the memory plan; called before the proposer is built.
+
+        Whole numbers, none below 0; anything else is refused at start-up.
+        """
         return ProposerMemory()
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
@@ -76,11 +71,10 @@ class Proposer:
         """
         raise NotImplementedError
 
-    def capture(self, device: torch.device, sizes: Sequence[int]) -> None:
+    def capture(self, device: torch.device, sizes: DraftSizes) -> None:
         """Allocate device memory, and capture graphs of the method's own.
 
-        Called once, before the target's steps are captured. `sizes`: numbers of requests that
-        steps are padded to.
+        Called once, before the target's steps are captured.
         """
 
     def take_features(

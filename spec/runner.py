@@ -10,18 +10,19 @@ from torch import Tensor
 
 from engine.memory import DraftMemory
 from engine.model_config import ModelConfig
+from engine.request import is_integer
 from engine.sampler import SamplingPlan
 from engine.sampling_rows import SamplingTable
-from engine.spec_plan import MAX_NUM_DRAFTS
 from engine.spec_protocol import (
     DraftRequest,
+    DraftSizes,
     SpecSettings,
     VerifyChoice,
     VerifyOutcome,
     VerifyRows,
 )
 from graphs.kernels.kernel_set import SampleKernels
-from spec.proposer import Proposer
+from spec.proposer import Proposer, ProposerMemory
 from spec.registry import find_proposer
 from spec.rejection import choose_argmax, choose_sampled, choose_synthetic
 
@@ -30,18 +31,8 @@ def build_runtime(settings: SpecSettings, model: ModelConfig) -> SpecRunner:
     """The runtime of `settings` for a target.
 
     Raises:
-        ValueError: an unknown algorithm or a bad setting; names the flag.
+        ValueError: an unknown algorithm, or a setting that it cannot serve; names the flag.
     """
-    num_drafts, mean = settings.num_drafts, settings.synthetic_acceptance
-    if not 1 <= num_drafts <= MAX_NUM_DRAFTS:
-        raise ValueError(
-            f"--speculative-num-steps {num_drafts}: accepted are 1 to {MAX_NUM_DRAFTS}"
-        )
-    if mean is not None and not 1 <= mean <= num_drafts + 1:
-        raise ValueError(
-            f"--synthetic-acceptance {mean:g}: a step commits 1 to {num_drafts + 1} tokens with "
-            f"--speculative-num-steps {num_drafts}"
-        )
     return SpecRunner(settings, model, find_proposer(settings.algorithm))
 
 
@@ -51,15 +42,15 @@ class SpecRunner:
     def __init__(
         self, settings: SpecSettings, model: ModelConfig, proposer_class: type[Proposer]
     ) -> None:
-        """Ask the method for its memory, then build it."""
-        declared = proposer_class.memory(settings, model)
+        """Ask the method for its memory, then build it.
+
+        Raises:
+            ValueError: what it declares is no memory; names the method. What the method raises
+                goes through.
+        """
         self._settings = settings
         self._vocab_size = model.vocab_size
-        self._memory = DraftMemory(
-            fixed_bytes=declared.fixed_bytes,
-            kv_per_token=declared.kv_per_token,
-            rows_per_request=settings.num_drafts + 1,
-        )
+        self._memory = _declared_memory(settings, model, proposer_class)
         self._proposer = proposer_class(settings, model)
 
     @property
@@ -77,7 +68,7 @@ class SpecRunner:
         """As the proposer declares."""
         return self._proposer.wants_features
 
-    def capture(self, device: torch.device, sizes: Sequence[int]) -> None:
+    def capture(self, device: torch.device, sizes: DraftSizes) -> None:
         """Once, before the target's steps are captured; see `Proposer.capture`."""
         self._proposer.capture(device, sizes)
 
@@ -151,6 +142,28 @@ class SpecRunner:
             f"{type(self._proposer).__qualname__} returned {returned}; it must return one list of "
             f"token ids for each request"
         )
+
+
+def _declared_memory(
+    settings: SpecSettings, model: ModelConfig, proposer_class: type[Proposer]
+) -> DraftMemory:
+    """What the method declares, checked, and the rows that its drafts make."""
+    declared: object = proposer_class.memory(settings, model)
+    if not isinstance(declared, ProposerMemory) or not all(
+        is_integer(num_bytes) and num_bytes >= 0
+        for num_bytes in (declared.fixed_bytes, declared.kv_per_token)
+    ):
+        what = declared if isinstance(declared, ProposerMemory) else _describe(declared)
+        raise ValueError(
+            f"--speculative-algorithm {settings.algorithm}: memory of "
+            f"{proposer_class.__qualname__} returned {what}; it must return a ProposerMemory of "
+            f"whole numbers of bytes, 0 or more"
+        )
+    return DraftMemory(
+        fixed_bytes=declared.fixed_bytes,
+        kv_per_token=declared.kv_per_token,
+        rows_per_request=settings.num_drafts + 1,
+    )
 
 
 def _describe(value: object) -> str:

@@ -24,7 +24,7 @@ from engine.start import meta_model
 FOLDER = Path(__file__).parents[2] / "bench" / "geometries" / "Qwen3.5-0.8B"
 CPU = DeviceFacts(torch.device("cpu"), "cpu", 2**36)
 CUDA = DeviceFacts(torch.device("cuda"), "some GPU", 2**36)
-NO_FLAGS = "--speculative-algorithm"
+NGRAM = "speculative_ngram"
 
 
 def plan_for(facts: DeviceFacts, num_drafts: int = 3, **options: object) -> Plan:
@@ -39,6 +39,26 @@ def plan_for(facts: DeviceFacts, num_drafts: int = 3, **options: object) -> Plan
         ({"speculative_num_steps": 2}, "--speculative-num-steps needs a draft method"),
         ({"speculative_draft_model_path": "x"}, "--speculative-draft-model-path needs a draft"),
         ({"synthetic_acceptance": 2.0}, "--synthetic-acceptance needs a draft method"),
+        (
+            {f"{NGRAM}_min_match_window_size": 2},
+            "-min-match-window-size needs --.*-algorithm ngram",
+        ),
+        (
+            {"speculative_algorithm": "stub", f"{NGRAM}_max_match_window_size": 2},
+            "^--speculative-ngram-max-match-window-size needs --speculative-algorithm ngram: add",
+        ),
+        (
+            {"speculative_algorithm": "a:B", f"{NGRAM}_min_match_window_size": 1},
+            "^--speculative-ngram-min-match-window-size needs --speculative-algorithm ngram: add",
+        ),
+        (
+            {"speculative_algorithm": "ngram", f"{NGRAM}_min_match_window_size": 9},
+            r"^--speculative-ngram-min-match-window-size must be in \[1, 8\] with",
+        ),
+        (
+            {"speculative_algorithm": "ngram", f"{NGRAM}_max_match_window_size": 65},
+            r"^--speculative-ngram-max-match-window-size must be in \[1, 64\], got 65",
+        ),
         ({**{"speculative_algorithm": "ngram"}, "speculative_num_steps": 0}, r"in \[1, 7\], got 0"),
         ({**{"speculative_algorithm": "ngram"}, "speculative_num_steps": 8}, r"in \[1, 7\], got 8"),
         ({"speculative_algorithm": "ngram", "overlap": "on"}, "use --overlap auto"),
@@ -59,10 +79,16 @@ def test_options_that_do_not_go_together(options: dict[str, object], message: st
 
 
 def test_settings_of_the_flags() -> None:
-    """V1: k is 3 unless it is said. Oracle: the flags."""
+    """V1: k is 3 unless it is said, matches have 1 to 8 tokens. Oracle: the flags."""
     assert choose_speculation(EngineConfig()) is None
     config = EngineConfig(speculative_algorithm="ngram")
-    assert choose_speculation(config) == SpecSettings("ngram", 3)
+    assert choose_speculation(config) == SpecSettings("ngram", 3, min_match_len=1, max_match_len=8)
+    config = EngineConfig(
+        speculative_algorithm="ngram",
+        speculative_ngram_min_match_window_size=2,
+        speculative_ngram_max_match_window_size=5,
+    )
+    assert choose_speculation(config) == SpecSettings("ngram", 3, min_match_len=2, max_match_len=5)
     config = EngineConfig(
         speculative_algorithm="a:B",
         speculative_num_steps=7,

@@ -25,7 +25,8 @@ ENGINE_FLAGS = """
 --compile-cache --attention-backend --tensor-parallel-size --state-dtype --page-size
 --max-kv-tokens --memory-ratio --max-running-requests --max-queued-requests --max-prefill-tokens
 --overlap --speculative-algorithm --spec-algo --speculative-num-steps --spec-num-steps
---speculative-draft-model-path --spec-draft-model --seed
+--speculative-draft-model-path --spec-draft-model --speculative-ngram-min-match-window-size
+--speculative-ngram-max-match-window-size --seed
 """
 SERVE_FLAGS = "--host --port --served-model-name --api-key --max-body-bytes"
 BATCH_FLAGS = """
@@ -36,6 +37,7 @@ BENCH_FLAGS = """
 --concurrency --num-requests --ignore-eos --no-ignore-eos --results --geometry
 """
 SPEC = ("--speculative-algorithm", "ngram")
+SHORTEST, LONGEST = (f"--speculative-ngram-{end}-match-window-size" for end in ("min", "max"))
 COMMANDS = {"serve": [], "batch": ["-i", "in", "-o", "out"], "bench": []}
 
 
@@ -97,6 +99,12 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--spec-draft-model", "/d"], "--speculative-draft-model-path needs a draft method"),
         ([*SPEC, "--spec-num-steps", "0"], "--speculative-num-steps must be in [1, 7], got 0"),
         ([*SPEC, "--spec-num-steps", "8"], "--speculative-num-steps must be in [1, 7], got 8"),
+        (
+            ["--spec-algo", "stub", LONGEST, "4"],
+            f"{LONGEST} needs --speculative-algorithm ngram: add",
+        ),
+        ([*SPEC, LONGEST, "0"], f"{LONGEST} must be in [1, 64], got 0"),
+        ([*SPEC, SHORTEST, "9"], f"{SHORTEST} must be in [1, 8] with {LONGEST} 8, got 9"),
         ([*SPEC, "--overlap", "on"], "--overlap on does not go together with --speculative-algo"),
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2 is not supported: accepted is"),
         (["--tensor-parallel-size", "0"], "--tensor-parallel-size 0 is not supported: accepted is"),

@@ -76,3 +76,21 @@ def test_ngram_takes_fewer_steps_to_copy(num_drafts: int) -> None:
     assert copied == plain
     assert num_plain == len(plain)
     assert num_steps <= num_plain / 2
+
+
+def test_a_longer_shortest_match_drafts_less() -> None:
+    """V18, issue 5: the bounds reach the method. Oracle: no match of 24 tokens in 20 tokens."""
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    counts = []
+    for bounds in (
+        {},
+        {
+            "speculative_ngram_min_match_window_size": 24,
+            "speculative_ngram_max_match_window_size": 32,
+        },
+    ):
+        with start(max_running_requests=1, speculative_algorithm="ngram", **bounds) as llm:
+            output = llm.generate("0 1 0 1 0 1", params)[0]
+            assert len(output.prompt_token_ids) + 6 <= 20
+            counts.append(llm.stats().num_draft_tokens_total)
+    assert counts[0] > 0 == counts[1]

@@ -13,9 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spec.ngram.proposer import MATCH_LENGTHS, NgramProposer
+from engine.spec_protocol import SpecSettings
+from spec.ngram.proposer import NgramProposer
 from tests.spec.targets import TARGET, play, request_for, settings_for
 
+# Of the matches that are looked for by default.
+MATCH_LENGTHS = (8, 4, 2, 1)
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 
 
@@ -23,9 +26,11 @@ def ngram(num_drafts: int = 3) -> NgramProposer:
     return NgramProposer(settings_for("ngram", num_drafts), TARGET)
 
 
-def scan(history: Sequence[int], max_drafts: int) -> list[int]:
+def scan(
+    history: Sequence[int], max_drafts: int, match_lengths: Sequence[int] = MATCH_LENGTHS
+) -> list[int]:
     """The drafts, found by comparing the last tokens with every place of the history."""
-    for length in sorted(MATCH_LENGTHS, reverse=True):
+    for length in match_lengths:
         last = history[len(history) - length :]
         for place in range(len(history) - 1, length - 1, -1):
             if length < len(history) and history[place - length : place] == last:
@@ -48,6 +53,54 @@ def test_drafts_are_those_of_a_scan(
         output += step
         request = request_for(prompt, output, max_drafts=max_drafts)
         assert proposer.propose([request]) == [scan(prompt + output, max_drafts)]
+
+
+@pytest.mark.parametrize(
+    ("shortest", "longest", "match_lengths"),
+    [
+        (1, 1, (1,)),
+        (3, 3, (3,)),
+        (2, 4, (4, 2)),
+        (3, 7, (7, 3)),
+        (3, 10, (10, 5, 3)),
+        (1, 12, (12, 6, 3, 1)),
+        (64, 64, (64,)),
+    ],
+)
+@settings(max_examples=50, deadline=None)
+@given(prompt=TOKENS, output=TOKENS)
+def test_matches_are_as_long_as_was_asked(
+    shortest: int,
+    longest: int,
+    match_lengths: tuple[int, ...],
+    prompt: list[int],
+    output: list[int],
+) -> None:
+    """V18, issue 5: from the shortest to the longest, halving. Oracle: `scan` of those lengths."""
+    wanted = SpecSettings("ngram", 3, min_match_len=shortest, max_match_len=longest)
+    proposer = NgramProposer(wanted, TARGET)
+    for known in ([], output):
+        drafts = scan([*prompt, *known], 3, match_lengths)
+        assert proposer.propose([request_for(prompt, known)]) == [drafts]
+
+
+def test_the_shortest_match_rules_drafts_out() -> None:
+    """V18: a shorter match drafts nothing, a longer one is cut to the longest. Oracle: by hand."""
+    prompt = [1, 2, 3, 9, 7, 2, 3, 8, 2, 3]
+    for shortest, longest, drafts in (
+        (1, 8, [8, 2, 3]),  # the last 2, 3
+        (3, 8, []),
+        (1, 1, [8, 2, 3]),
+    ):
+        wanted = SpecSettings("ngram", 3, min_match_len=shortest, max_match_len=longest)
+        assert NgramProposer(wanted, TARGET).propose([request_for(prompt)]) == [drafts]
+    # 4, 2, 3 was followed by 5, and later 2, 3 alone by 6.
+    prompt = [4, 2, 3, 5, 0, 2, 3, 6, 4, 2, 3]
+    for longest, first in ((3, 5), (2, 6)):
+        wanted = SpecSettings("ngram", 1, max_match_len=longest)
+        assert NgramProposer(wanted, TARGET).propose([request_for(prompt, max_drafts=1)]) == [
+            [first]
+        ]
 
 
 @settings(max_examples=50, deadline=None)

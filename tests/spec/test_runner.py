@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from engine.memory import DraftMemory
-from engine.spec_protocol import SpecRuntime, SpecSettings, VerifyOutcome, load_spec_runtime
+from engine.spec_protocol import (
+    DraftSizes,
+    SpecRuntime,
+    SpecSettings,
+    VerifyOutcome,
+    load_spec_runtime,
+)
 from spec.proposer import ProposerMemory
 from spec.runner import SpecRunner, build_runtime
 from tests.spec import third_party
 from tests.spec.targets import TARGET, request_for, settings_for
 
 HERE = "tests.spec.third_party"
+SIZES = DraftSizes(batch_sizes=(1, 2), num_pages=5, page_size=16, num_slots=2)
 VOCAB = TARGET.vocab_size
+SHORTEST, LONGEST = (f"--speculative-ngram-{end}-match-window-size" for end in ("min", "max"))
 
 
 def runner_that_answers(answer: object, monkeypatch: pytest.MonkeyPatch) -> SpecRunner:
@@ -25,25 +34,31 @@ def runner_that_answers(answer: object, monkeypatch: pytest.MonkeyPatch) -> Spec
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("fields", "message"),
     [
-        (SpecSettings("ngram", 0), "--speculative-num-steps 0: accepted are 1 to 7"),
-        (SpecSettings("ngram", 8), "--speculative-num-steps 8: accepted are 1 to 7"),
-        (SpecSettings("ngram", -1), "--speculative-num-steps -1: accepted are 1 to 7"),
-        (SpecSettings("nothing", 3), "--speculative-algorithm nothing: no such draft method"),
+        (("", 3), "--speculative-algorithm must be the name of a draft method, got ''"),
+        (("ngram", 0), "--speculative-num-steps must be in [1, 7], got 0"),
+        (("ngram", 8), "--speculative-num-steps must be in [1, 7], got 8"),
+        (("ngram", -1), "--speculative-num-steps must be in [1, 7], got -1"),
+        (("ngram", 2.0), "--speculative-num-steps must be in [1, 7], got 2.0"),
+        (("nothing", 3), "--speculative-algorithm nothing: no such draft method"),
         (
-            SpecSettings("stub", 3, synthetic_acceptance=0.5),
-            "--synthetic-acceptance 0.5: a step commits 1 to 4 tokens with "
-            "--speculative-num-steps 3",
+            ("stub", 3, None, 0.5),
+            "--synthetic-acceptance must be in [1, 4] with --speculative-num-steps 3, got 0.5",
         ),
-        (SpecSettings("stub", 2, synthetic_acceptance=3.5), "--synthetic-acceptance 3.5: a step"),
-        (SpecSettings("stub", 2, synthetic_acceptance=float("nan")), "--synthetic-acceptance nan"),
+        (("stub", 2, None, 3.5), "--synthetic-acceptance must be in [1, 3] with"),
+        (("stub", 2, None, float("nan")), "--synthetic-acceptance must be in [1, 3] with"),
+        (("ngram", 3, None, None, 0, 8), f"{SHORTEST} must be in [1, 8] with {LONGEST} 8, got 0"),
+        (("ngram", 3, None, None, 9, 8), f"{SHORTEST} must be in [1, 8] with {LONGEST} 8, got 9"),
+        (("ngram", 3, None, None, True, 8), f"{SHORTEST} must be in [1, 8] with"),
+        (("ngram", 3, None, None, 1, 65), f"{LONGEST} must be in [1, 64], got 65"),
+        (("ngram", 3, None, None, 1, 0), f"{LONGEST} must be in [1, 64], got 0"),
     ],
 )
-def test_a_wrong_setting_is_refused(settings: SpecSettings, message: str) -> None:
-    """V1, C-L7: the flag and what is accepted. Oracle: the table."""
+def test_a_wrong_setting_is_refused(fields: tuple[Any, ...], message: str) -> None:
+    """V1, C-L7: the flag and what is accepted, whoever asks for it. Oracle: the table."""
     with pytest.raises(ValueError) as refusal:
-        build_runtime(settings, TARGET)
+        build_runtime(SpecSettings(*fields), TARGET)
     assert str(refusal.value).startswith(message)
 
 
@@ -62,11 +77,32 @@ def test_the_methods_bytes_reach_the_plan() -> None:
     assert memory == DraftMemory(fixed_bytes=5000, kv_per_token=TARGET.head_dim, rows_per_request=6)
 
 
-@pytest.mark.parametrize("sizes", [(-1, 0), (0, -1)])
-def test_a_method_cannot_give_memory_back(sizes: tuple[int, int]) -> None:
-    """V15: a negative number would add pages that do not fit. Oracle: the error."""
-    with pytest.raises(ValueError, match="fewer than 0 bytes"):
-        ProposerMemory(*sizes)
+@pytest.mark.parametrize(
+    ("answer", "returned"),
+    [
+        (ProposerMemory(-1, 0), "ProposerMemory(fixed_bytes=-1, kv_per_token=0)"),
+        (ProposerMemory(0, -1), "ProposerMemory(fixed_bytes=0, kv_per_token=-1)"),
+        (ProposerMemory(float("nan")), "ProposerMemory(fixed_bytes=nan, kv_per_token=0)"),  # type: ignore[arg-type]
+        (ProposerMemory(2.0), "ProposerMemory(fixed_bytes=2.0, kv_per_token=0)"),  # type: ignore[arg-type]
+        (ProposerMemory(0, None), "ProposerMemory(fixed_bytes=0, kv_per_token=None)"),  # type: ignore[arg-type]
+        (ProposerMemory(True), "ProposerMemory(fixed_bytes=True, kv_per_token=0)"),
+        (None, "a NoneType"),
+        ((1, 2), "a tuple"),
+        ([1, 2], "a list of 2"),
+    ],
+)
+def test_what_is_no_memory_is_refused(
+    answer: object, returned: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """V15: it would change how many pages fit. Names the proposer. Oracle: the table."""
+    monkeypatch.setattr(third_party.MemoryProposer, "answer", answer)
+    algorithm = f"{HERE}:MemoryProposer"
+    with pytest.raises(ValueError) as refusal:
+        build_runtime(settings_for(algorithm), TARGET)
+    assert str(refusal.value) == (
+        f"--speculative-algorithm {algorithm}: memory of MemoryProposer returned {returned}; it "
+        f"must return a ProposerMemory of whole numbers of bytes, 0 or more"
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +177,7 @@ def test_every_hook_reaches_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
     request, device = request_for([1, 2]), torch.device("cpu")
     tensors = tuple(torch.empty(2) for _ in range(4))
     outcomes = [VerifyOutcome("a", [7], [7, 8])]
-    runner.capture(device, [1, 2])
+    runner.capture(device, SIZES)
     runner.take_features(*tensors)
     runner.finish_prefill(request)
     runner.propose([request])
@@ -149,7 +185,7 @@ def test_every_hook_reaches_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
     runner.release("a")
     (proposer,) = third_party.recorded
     assert proposer.calls == [
-        ("capture", device, [1, 2]),
+        ("capture", device, SIZES),
         ("take_features", *tensors),
         ("finish_prefill", request),
         ("propose", [request]),
@@ -166,7 +202,7 @@ def test_hooks_do_nothing_by_default(algorithm: str) -> None:
     drafts: Sequence[list[int]] = runner.propose([request])
     runner.release("a")
     tensors = tuple(torch.empty(2) for _ in range(4))
-    runner.capture(torch.device("cpu"), [1])
+    runner.capture(torch.device("cpu"), SIZES)
     runner.take_features(*tensors)
     runner.finish_prefill(request)
     runner.finish_step([VerifyOutcome("a", [], [1])])

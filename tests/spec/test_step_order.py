@@ -18,7 +18,7 @@ from engine.client import EngineDeadError
 from engine.committed_state import CommittedRows, GdnState
 from engine.sampler import SamplingPlan
 from engine.scheduler import Scheduler
-from engine.spec_protocol import DraftRequest, SpecSettings, VerifyOutcome
+from engine.spec_protocol import DraftRequest, DraftSizes, SpecSettings, VerifyOutcome
 from engine.verify_step import PreparedVerify, VerifyStep
 from spec.proposer import Proposer
 from tests.engine.request_trace import save_checkpoint
@@ -130,8 +130,8 @@ class HookedProposer(RepeatingProposer):
     wants_features = True
     notes: ClassVar[list[tuple[object, ...]]] = []
 
-    def capture(self, device: torch.device, sizes: Sequence[int]) -> None:
-        self.notes.append(("capture", device.type, tuple(sizes)))
+    def capture(self, device: torch.device, sizes: DraftSizes) -> None:
+        self.notes.append(("capture", device.type, sizes))
 
     def take_features(
         self, hidden: Tensor, token_ids: Tensor, slots: Tensor, positions: Tensor
@@ -157,18 +157,23 @@ class HookedProposer(RepeatingProposer):
 
 
 def test_every_hook_is_called_in_its_turn(tmp_path: Path) -> None:
-    """V5: capture, features of prefill and verify rows, prefill, propose, verify, release.
+    """V5, V15: capture, features of prefill and verify rows, prefill, propose, verify, release.
 
-    Oracle: the order that `Proposer` states, and the tokens themselves.
+    Oracle: the order that `Proposer` states, the tokens themselves, and the plan's pages.
     """
     save_checkpoint("qwen3_5_text", tmp_path)
     with start(
         tmp_path,
         speculative_algorithm=f"{__name__}:{HookedProposer.__name__}",
         speculative_num_steps=2,
+        page_size=16,
     ) as llm:
         notes = HookedProposer.notes
-        assert notes[0] == ("capture", "cpu", (1, 2))
+        sizes = notes[0][2]
+        assert notes[0][:2] == ("capture", "cpu") and isinstance(sizes, DraftSizes)
+        assert tuple(sizes.batch_sizes) == (1, 2)
+        # 64 tokens and the two drafts beyond them.
+        assert (sizes.num_pages, sizes.page_size, sizes.num_slots) == (5, 16, 2)
         # The made-up request of the start goes the same way, and is let go and not counted.
         at_start = [note[0] for note in notes if note[0] != "features"]
         assert at_start[:3] == ["capture", "prefill", "propose"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.model_config import ModelConfig
-from engine.spec_protocol import DraftRequest, SpecSettings, VerifyOutcome
+from engine.spec_protocol import DraftRequest, DraftSizes, SpecSettings, VerifyOutcome
 from spec.proposer import Proposer, ProposerMemory
 
 
@@ -35,7 +35,7 @@ class RecordingProposer(Proposer):
         self.calls.append(("propose", requests))
         return [[7] for _ in requests]
 
-    def capture(self, device: torch.device, sizes: Sequence[int]) -> None:
+    def capture(self, device: torch.device, sizes: DraftSizes) -> None:
         self.calls.append(("capture", device, sizes))
 
     def take_features(
@@ -65,6 +65,16 @@ class AnswerProposer(Proposer):
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer  # type: ignore[return-value]
+
+
+class MemoryProposer(SmallestProposer):
+    """Declares `answer`, whatever a test has put there."""
+
+    answer: object = None
+
+    @classmethod
+    def memory(cls, settings: SpecSettings, model: ModelConfig) -> ProposerMemory:
+        return cls.answer  # type: ignore[return-value]
 
 
 class ForgetfulProposer(Proposer):
