@@ -84,6 +84,13 @@ class EngineConfig:
         "cuda, torch on the CPU",
         group="machine",
     )
+    check_integrity: str = option(
+        "off",
+        "for debugging: check the accounting of pages and slots after each step; a fault ends the "
+        "engine",
+        group="machine",
+        choices=("off", "on"),
+    )
     tensor_parallel_size: int = option(
         1, "GPUs that share one model; more than 1 is not supported yet", group="machine"
     )

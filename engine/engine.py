@@ -32,7 +32,8 @@ class Engine:
     """Requests in, updates out; everything between happens in `run`.
 
     All methods belong to the event loop that runs `run`. `submit` and `abort` only queue and
-    mark; pages and slots change hands in the loop alone.
+    mark; pages and slots change hands in the loop alone. `has_checks`: their accounting is
+    checked after every drain and abort; a fault of it is one of the engine.
     """
 
     def __init__(
@@ -43,12 +44,14 @@ class Engine:
         tokenizer: Tokenizer | None,
         seed: int,
         spec: SpecRuntime | None = None,
+        *,
+        has_checks: bool = False,
     ) -> None:
         self.info = info
         self.error: str | None = None
         self.has_failed = False
         self._scheduler, self._runner, self._tokenizer = scheduler, runner, tokenizer
-        self._spec = spec
+        self._spec, self._has_checks = spec, has_checks
         self._seeds = Random(seed)
         self._deliver: dict[str, Deliver] = {}
         self._wake = asyncio.Event()
@@ -136,6 +139,9 @@ class Engine:
         self._send(aborted)
         if self._spec is not None:
             release_ended(self._spec, aborted)
+        # The drain before this step is checked too: nothing has run since.
+        if self._has_checks:
+            self._scheduler.check_integrity()
         while len(self._in_flight) < self._scheduler.limits.max_steps_in_flight:
             batch = self._scheduler.next_batch()
             for request_id in self._scheduler.take_preempted():

@@ -76,6 +76,7 @@ class Plan:
     prefill_backend: str
     decode_backend: str
     num_drafts: int
+    has_checks: bool
     memory: MemoryPlan
     page_size: int
     max_running_requests: int
@@ -152,6 +153,7 @@ def make_plan(
         prefill_backend=prefill_backend,
         decode_backend=decode_backend,
         num_drafts=num_drafts,
+        has_checks=config.check_integrity == "on",
         memory=memory,
         page_size=config.page_size,
         max_running_requests=config.max_running_requests,
@@ -230,6 +232,7 @@ def check_options(config: EngineConfig) -> None:
         f"--tensor-parallel-size {config.tensor_parallel_size} is not supported: accepted is 1; "
         f"for more GPUs run a server on each and spread requests over them",
     )
+    check_assertions(config, has_assertions=__debug__)
     parse_backends(config.attention_backend)
     choose_speculation(config)
     ratio = config.memory_ratio
@@ -237,6 +240,14 @@ def check_options(config: EngineConfig) -> None:
     require(
         config.seed is None or -(2**63) <= config.seed < 2**64,
         f"--seed must be a 64-bit number, got {config.seed}",
+    )
+
+
+def check_assertions(config: EngineConfig, *, has_assertions: bool) -> None:
+    """Refuse checks that Python would leave out."""
+    require(
+        config.check_integrity == "off" or has_assertions,
+        "--check-integrity on needs assertions: run Python without -O, or use off",
     )
 
 

@@ -157,17 +157,21 @@ class Scheduler:
         return updates + self._end_aborted(list(self._marked))
 
     def fail_all(self, message: str) -> list[RequestUpdate]:
-        """End every request with an error and forget the steps in flight: the engine is over."""
-        self._in_flight.clear()
-        self._marked.clear()
+        """End every request with an error and forget the steps in flight: the engine is over.
+
+        Asks nothing of the accounting: it may be what has failed, and callers are waiting.
+        """
         states = list(self._by_id.values())
         for state in (*states, *self._leaving):
             state.num_steps_in_flight = state.num_tokens_in_flight = 0
+            state.pages, state.slot = [], None
+        for requests in (self._running, self._waiting, self._leaving, self._by_id, self._marked):
+            requests.clear()
+        self._in_flight.clear()
+        self._pages.give_back_all()
+        self._slots.give_back_all()
         for state in states:
             fail(state)
-            self._end(state)
-        for state in list(self._leaving):
-            self._let_go(state)
         return [finish_update(state, error=message) for state in states]
 
     def check_integrity(self) -> None:

@@ -81,7 +81,7 @@ def start_engine(config: EngineConfig, *, has_progress: bool) -> Engine:
     startup_s = clock.finish()
     logger.info("ready: %s", describe_startup(startup_s))
     info = describe(plan, startup_s, settings)
-    return Engine(info, scheduler, runner, tokenizer, plan.seed, spec)
+    return Engine(info, scheduler, runner, tokenizer, plan.seed, spec, has_checks=plan.has_checks)
 
 
 def start_steps(

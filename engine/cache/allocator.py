@@ -17,8 +17,7 @@ class IndexAllocator:
     def __init__(self, name: str, num_items: int) -> None:
         self._name = name
         self._num_items = num_items
-        self._free = list(range(num_items, PADDING_INDEX, -1))
-        self._is_used = [False] * (num_items + 1)
+        self.give_back_all()
 
     @property
     def num_items(self) -> int:
@@ -51,6 +50,11 @@ class IndexAllocator:
             assert self._is_used[index], f"{self._name}: {index} was given back twice"
             self._is_used[index] = False
             self._free.append(index)
+
+    def give_back_all(self) -> None:
+        """Return every index, whoever owned it and whatever the accounting says."""
+        self._free = list(range(self._num_items, PADDING_INDEX, -1))
+        self._is_used = [False] * (self._num_items + 1)
 
     def check_integrity(self, owned: Iterable[int]) -> None:
         """Assert that `owned` (by all requests together) and the free list split the pool."""

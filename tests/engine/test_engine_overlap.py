@@ -6,10 +6,13 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from engine.batch import Batch, StepResult
+from engine.cache.allocator import IndexAllocator
 from engine.client import EngineDeadError, EngineInfo
 from engine.engine import Engine
 from engine.request import (
@@ -19,6 +22,7 @@ from engine.request import (
     RequestUpdate,
     SamplingParams,
 )
+from engine.scheduler import Scheduler
 from graphs.inputs import Kind
 from tests.engine.device_model import make_scheduler
 
@@ -83,10 +87,17 @@ class HeldRunner:
 class Driven:
     """An engine at work, its runner, and the updates that came so far."""
 
-    def __init__(self, max_steps_in_flight: int) -> None:
+    def __init__(self, max_steps_in_flight: int, *, has_checks: bool) -> None:
         self.runner = HeldRunner()
         scheduler = make_scheduler(16, 2, max_steps_in_flight=max_steps_in_flight)
-        self.engine = Engine(INFO, scheduler, self.runner, None, 0)  # type: ignore[arg-type]
+        self.engine = Engine(
+            INFO,
+            scheduler,
+            self.runner,  # type: ignore[arg-type]
+            None,
+            0,
+            has_checks=has_checks,
+        )
         self.updates: list[RequestUpdate] = []
 
     def submit(self, name: str, max_tokens: int) -> None:
@@ -104,12 +115,12 @@ class Driven:
 
 
 @asynccontextmanager
-async def drive(max_steps_in_flight: int) -> AsyncIterator[Driven]:
-    driven = Driven(max_steps_in_flight)
+async def drive(max_steps_in_flight: int, *, has_checks: bool = False) -> AsyncIterator[Driven]:
+    driven = Driven(max_steps_in_flight, has_checks=has_checks)
     running = asyncio.create_task(driven.engine.run())
     yield driven
     running.cancel()
-    with suppress(asyncio.CancelledError, RuntimeError):
+    with suppress(asyncio.CancelledError, RuntimeError, AssertionError):
         await running
 
 
@@ -206,3 +217,73 @@ async def test_the_end_of_the_engine_forgets_the_steps_in_flight(is_fault: bool)
     assert driven.engine.stats().num_pages_used == driven.engine.stats().num_slots_used == 0
     with pytest.raises(EngineDeadError):
         driven.submit("c", 1)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("has_checks", [True, False])
+async def test_every_drain_and_abort_is_checked_if_asked(
+    has_checks: bool, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C-L2: with requests aborted in the queue and in a step. Oracle: the order of the calls."""
+    calls: list[str] = []
+    for name in ("drain", "release_aborted", "check_integrity", "next_batch"):
+        original = getattr(Scheduler, name)
+
+        def noted(*arguments: object, name: str = name, original: Any = original) -> object:
+            calls.append(name)
+            return original(*arguments)
+
+        monkeypatch.setattr(Scheduler, name, noted)
+    async with drive(depth, has_checks=has_checks) as driven:
+        for name in ("a", "b", "queued"):
+            driven.submit(name, 6)
+        for aborted in ("queued", "none", "b", "none", "none", "none", "none", "none", "none"):
+            await driven.settle()
+            driven.engine.abort(aborted)
+            if driven.runner.open:
+                driven.runner.end_oldest()
+        driven.submit("c", 1)
+        driven.engine.abort("c")
+        await driven.settle()
+    reasons = {update.request_id: update.finish_reason for update in driven.updates}
+    assert [reasons[name] for name in ("a", "b", "queued", "c")] == [
+        FinishReason.LENGTH,
+        *[FinishReason.ABORT] * 3,
+    ]
+    after = {name: {left for right, left in pairwise(calls) if right == name} for name in calls}
+    assert after["drain"] == {"release_aborted"} and calls.count("drain") >= 6
+    assert after["release_aborted"] == {"check_integrity" if has_checks else "next_batch"}
+    assert ("check_integrity" in calls) is has_checks
+
+
+async def test_a_page_of_two_requests_ends_the_engine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C-L2, S4: every request is told, though its pages cannot be returned one by one.
+
+    Oracle: the updates, and the log's words.
+    """
+    take = IndexAllocator.take
+
+    def share(pool: IndexAllocator, count: int) -> list[int] | None:
+        taken = take(pool, count)
+        return taken and [*taken[:-1], 1]
+
+    async with drive(2, has_checks=True) as driven:
+        driven.submit("a", 20)
+        await driven.settle()
+        monkeypatch.setattr(IndexAllocator, "take", share)
+        driven.submit("b", 20)
+        driven.runner.end_oldest()
+        await driven.settle()
+        driven.submit("waiting", 20)
+        driven.runner.end_oldest()
+        await driven.settle()
+        assert driven.engine.has_failed
+        with pytest.raises(EngineDeadError, match="the engine has failed: AssertionError"):
+            driven.submit("c", 1)
+    last = [update for update in driven.updates if update.finish_reason is not None]
+    assert sorted(update.request_id for update in last) == ["a", "b", "waiting"]
+    assert all(update.finish_reason is FinishReason.ERROR for update in last)
+    assert "AssertionError: pages: an index has two owners" in caplog.text
+    assert driven.engine.stats().num_pages_used == driven.engine.stats().num_slots_used == 0

@@ -59,6 +59,7 @@ class Setting:
             max_kv_tokens=256,
             max_prefill_tokens=48,
             page_size=16,
+            check_integrity="on",
             seed=1,
         )
 

@@ -26,7 +26,7 @@ ENGINE_FLAGS = """
 --max-kv-tokens --memory-ratio --max-running-requests --max-queued-requests --max-prefill-tokens
 --overlap --speculative-algorithm --spec-algo --speculative-num-steps --spec-num-steps
 --speculative-draft-model-path --spec-draft-model --speculative-ngram-min-match-window-size
---speculative-ngram-max-match-window-size --seed
+--speculative-ngram-max-match-window-size --check-integrity --seed
 """
 SERVE_FLAGS = "--host --port --served-model-name --api-key --max-body-bytes"
 BATCH_FLAGS = """

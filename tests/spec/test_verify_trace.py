@@ -36,6 +36,7 @@ def start(folder: Path, **options: object) -> LLM:
         "max_prefill_tokens": 48,
         "page_size": 16,
         "num_threads": 1,
+        "check_integrity": "on",
         "seed": 1,
     }
     return LLM(str(folder), **(settings | options))  # type: ignore[arg-type]
