@@ -2,9 +2,9 @@
 
     python -m bench.sweep_few_rows [--rows 16,64] [--only gate_up,down]
 
-A configuration holds for a weight, whatever the number of rows, since it fixes the bits of a sum:
-the table shows all of `--rows` side by side. Small blocks with few stages leave room for several
-programs on a multiprocessor, so that none waits for a last wave of few.
+The table shows all of `--rows` side by side; a configuration may depend on their padded number.
+Small blocks with few stages leave room for several programs on a multiprocessor, so that none
+waits for a last wave of few.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def sweep(
             for x in inputs
         ]
         timed.append((times, config))
-    now = few_rows_config(shape[0], is_gated=is_gated)
+    now = few_rows_config(MAX_ROWS, shape[0], is_gated=is_gated)
     print(f"{name} {shape}: {len(timed)} of {len(configs)} run; now {now}", flush=True)
     for times, config in sorted(timed, key=lambda pair: sum(pair[0])):
         shown = "  ".join(f"{time * 1e6:6.1f}" for time in times)

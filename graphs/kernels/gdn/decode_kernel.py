@@ -132,13 +132,7 @@ def gdn_decode_kernel(
     raw_v, v = conv_channels(
         row_ptr, conv_weight_ptr, ring_ptr, position, v_channels, is_v, NUM_CHANNELS, NUM_TAPS
     )
-    # The new row of the ring is none of the rows that any program of this request reads.
-    new_row_ptr = ring_ptr + (position % NUM_TAPS) * NUM_CHANNELS
-    owns_qk = v_head % (HV // H) == 0
-    tl.store(new_row_ptr + q_channels, raw_q, mask=is_k & owns_qk)
-    tl.store(new_row_ptr + k_channels, raw_k, mask=is_k & owns_qk)
-    tl.store(new_row_ptr + v_channels, raw_v, mask=is_v)
-    q, k, v = unit_length(q) * Q_SCALE, unit_length(k), v.to(tl.float32)
+    # Before the first store, which no later load can pass.
     gate_row_ptr = row_ptr + NUM_CHANNELS + HV * V
     log_decay, beta = log_gates(
         tl.load(gate_row_ptr + HV + v_head),
@@ -147,13 +141,20 @@ def gdn_decode_kernel(
         tl.load(dt_bias_ptr + v_head),
     )
     decay = tl.exp(log_decay)
+    z = tl.load(row_ptr + NUM_CHANNELS + v_head * V + v_offsets, mask=is_v, other=0.0)
+    norm_weight = tl.load(norm_weight_ptr + v_offsets, mask=is_v, other=0.0)
+    # The new row of the ring is none of the rows that any program of this request reads.
+    new_row_ptr = ring_ptr + (position % NUM_TAPS) * NUM_CHANNELS
+    owns_qk = v_head % (HV // H) == 0
+    tl.store(new_row_ptr + q_channels, raw_q, mask=is_k & owns_qk)
+    tl.store(new_row_ptr + k_channels, raw_k, mask=is_k & owns_qk)
+    tl.store(new_row_ptr + v_channels, raw_v, mask=is_v)
+    q, k, v = unit_length(q) * Q_SCALE, unit_length(k), v.to(tl.float32)
     o = tl.zeros([NUM_V_BLOCKS, BLOCK_V], tl.float32)
-    for block in tl.static_range(NUM_V_BLOCKS):
+    # A loop at run time, as in the verify kernel: unrolled, its code is twice as long.
+    for block in tl.range(0, NUM_V_BLOCKS, num_stages=1):
         # A load cannot pass the store before it by itself: they might be of the same rows.
-        if block + 1 < NUM_V_BLOCKS:
-            following = load_state_rows(state_ptr, block + 1, position > 0, K, V, BLOCK_K, BLOCK_V)
-        else:
-            following = stored
+        following = load_state_rows(state_ptr, block + 1, position > 0, K, V, BLOCK_K, BLOCK_V)
         block_v = tl.sum(tl.where(blocks[:, None] == block, v, 0.0), axis=0)
         state, block_o = advance_state(stored.to(tl.float32), q, k, block_v, decay, beta)
         rows = block * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -161,8 +162,6 @@ def gdn_decode_kernel(
         tl.store(tile_ptrs, state.to(stored.dtype), mask=(rows < V)[:, None] & is_k[None, :])
         o = tl.where(blocks[:, None] == block, block_o[None, :], o)
         stored = following
-    z = tl.load(row_ptr + NUM_CHANNELS + v_head * V + v_offsets, mask=is_v, other=0.0)
-    norm_weight = tl.load(norm_weight_ptr + v_offsets, mask=is_v, other=0.0)
     y = gated_norm(o, z, norm_weight, EPS, V)
     tl.store(out_ptr + out_offsets, y, mask=is_v)
 

@@ -3,8 +3,8 @@
 A block of the matrix-vector kernels is as wide as its warps' 16-byte loads, and the order of its
 sums follows from the number of warps alone. That number is therefore a function of the weight
 and the kernel; what may depend on the number of rows (BLOCK_N, stages) changes no bit of a
-result. The matrix-unit kernel has one configuration a weight. Numbers chosen from times on an
-H200.
+result. The matrix-unit kernel adds the products of a sum in the same order whatever its blocks, so
+that theirs may depend on the number of rows too. Numbers chosen from times on an H200.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_MATVEC_ROWS = 4
-MAX_FEW_ROWS = 64
+MIN_MATRIX_ROWS, MAX_FEW_ROWS = 16, 64
 WARP_LOAD_BYTES = 32 * 16
 NUM_SMS = 132
 # What the kernel of one row is measured for. Its registers hold two blocks of weight rows.
@@ -46,7 +46,7 @@ class OneRowConfig:
 
 @dataclass(frozen=True)
 class FewRowsConfig:
-    """Blocks of the matrix-unit kernel; block_n, block_k and num_warps fix the bits of a sum."""
+    """Blocks of the matrix-unit kernel: 16 columns after 16 enter a sum, whichever they are."""
 
     block_n: int
     block_k: int
@@ -114,11 +114,14 @@ def one_row_config(num_weight_rows: int, depth: int, itemsize: int) -> OneRowCon
     return OneRowConfig(block_n=2, max_programs=(8 if pieces <= 2 else 4) * NUM_SMS)
 
 
-def few_rows_config(num_weight_rows: int, *, is_gated: bool) -> FewRowsConfig:
-    """For up to MAX_FEW_ROWS rows and a weight of num_weight_rows rows."""
+def few_rows_config(padded_rows: int, num_weight_rows: int, *, is_gated: bool) -> FewRowsConfig:
+    """For padded_rows in (16, 32, 64) and a weight of num_weight_rows rows."""
     if is_gated:
-        # Few stages: three programs an SM, so that no wave of them is left nearly empty.
-        return FewRowsConfig(block_n=128, block_k=64, num_warps=4, num_stages=3)
+        # Few stages: several programs an SM, so that no wave of them is left nearly empty.
+        block_n = 64 if padded_rows == 16 else 128
+        return FewRowsConfig(block_n=block_n, block_k=64, num_warps=4, num_stages=3)
     if num_weight_rows >= 8192:
         return FewRowsConfig(block_n=128, block_k=128, num_warps=8, num_stages=4)
-    return FewRowsConfig(block_n=64, block_k=128, num_warps=4, num_stages=6)
+    # As many stages as shared memory holds.
+    num_stages = 6 if padded_rows == 64 else 8
+    return FewRowsConfig(block_n=64, block_k=128, num_warps=4, num_stages=num_stages)

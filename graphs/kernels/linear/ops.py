@@ -15,7 +15,9 @@ from torch.nn import functional as F
 
 from graphs.kernels.launch import launch
 from graphs.kernels.linear.configs import (
+    MAX_FEW_ROWS,
     MAX_MATVEC_ROWS,
+    MIN_MATRIX_ROWS,
     ONE_ROW_WARPS,
     FewRowsConfig,
     MatvecConfig,
@@ -93,7 +95,8 @@ def multiply_few_rows(x: Tensor, weight: Tensor, out: Tensor, *, is_gated: bool)
         config = matvec_config(padded, weight.shape[0], depth)
         launch_matvec(x, weight, out, config, is_gated=is_gated)
     else:
-        few_rows = few_rows_config(weight.shape[0], is_gated=is_gated)
+        padded = pad_rows(num_rows, MIN_MATRIX_ROWS, MAX_FEW_ROWS)
+        few_rows = few_rows_config(padded, weight.shape[0], is_gated=is_gated)
         launch_few_rows(x, weight, out, few_rows, is_gated=is_gated)
 
 
@@ -149,6 +152,7 @@ def launch_few_rows(
 ) -> None:
     """The matrix-unit kernel for up to MAX_FEW_ROWS rows."""
     num_rows, depth = x.shape
+    padded_rows = pad_rows(num_rows, MIN_MATRIX_ROWS, MAX_FEW_ROWS)
     assert weight.is_contiguous()
     launch(few_rows_kernel)[(triton.cdiv(weight.shape[0], config.block_n),)](
         x,
@@ -160,7 +164,8 @@ def launch_few_rows(
         x.stride(0),
         GATED=is_gated,
         EVEN_K=depth % config.block_k == 0,
-        BLOCK_M=pad_rows(num_rows, 16, 64),
+        MASKED=padded_rows == MIN_MATRIX_ROWS,
+        BLOCK_M=padded_rows,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
         STAGES=config.num_stages,

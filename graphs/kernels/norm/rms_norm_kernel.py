@@ -6,11 +6,10 @@ import triton.language as tl
 
 
 @triton.jit
-def normalise(b_x, p_weight, m_d, width, EPS: tl.constexpr):
-    """b_x [rows, D] fp32, zero outside m_d, times rsqrt(mean square + eps) * (1 + weight)."""
+def normalise(b_x, b_weight, width, EPS: tl.constexpr):
+    """b_x [rows, D] fp32, zero past the width, times rsqrt(mean square + eps) * (1 + weight)."""
     b_mean = tl.sum(b_x * b_x, axis=1) / width
-    b_weight = tl.load(p_weight, mask=m_d, other=0.0).to(tl.float32)
-    return b_x * tl.rsqrt(b_mean + EPS)[:, None] * (1.0 + b_weight)
+    return b_x * tl.rsqrt(b_mean + EPS)[:, None] * (1.0 + b_weight.to(tl.float32))
 
 
 @triton.jit
@@ -30,8 +29,10 @@ def rms_norm_kernel(
     o_d = tl.arange(0, BLOCK_D)[None, :]
     m_d = o_d < width
     m_x = (o_m < num_rows) & m_d
+    # First of all: after the mean, which no load can pass, it would be waited for.
+    b_weight = tl.load(weight_ptr + o_d, mask=m_d, other=0.0)
     b_x = tl.load(x_ptr + o_m * stride_x + o_d, mask=m_x, other=0.0).to(tl.float32)
-    b_out = normalise(b_x, weight_ptr + o_d, m_d, width, EPS)
+    b_out = normalise(b_x, b_weight, width, EPS)
     tl.store(out_ptr + o_m * width + o_d, b_out, mask=m_x)
 
 
@@ -55,9 +56,10 @@ def add_rms_norm_kernel(
     o_d = tl.arange(0, BLOCK_D)[None, :]
     m_d = o_d < width
     m_x = (o_m < num_rows) & m_d
+    b_weight = tl.load(weight_ptr + o_d, mask=m_d, other=0.0)
     b_x = tl.load(x_ptr + o_m * stride_x + o_d, mask=m_x, other=0.0)
     b_residual = tl.load(residual_ptr + o_m * stride_residual + o_d, mask=m_x, other=0.0)
     b_sum = (b_residual.to(tl.float32) + b_x.to(tl.float32)).to(b_residual.dtype)
     tl.store(sum_ptr + o_m * width + o_d, b_sum, mask=m_x)
-    b_normed = normalise(b_sum.to(tl.float32), weight_ptr + o_d, m_d, width, EPS)
+    b_normed = normalise(b_sum.to(tl.float32), b_weight, width, EPS)
     tl.store(normed_ptr + o_m * width + o_d, b_normed, mask=m_x)
