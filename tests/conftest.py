@@ -14,6 +14,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from engine import LLM
+from tests.interpreter import replace_once_per_launch
 
 EMBEDDED = Path(__file__).parent.parent / "server" / "embedded"
 
@@ -22,6 +23,15 @@ EMBEDDED = Path(__file__).parent.parent / "server" / "embedded"
 def one_thread() -> None:
     """Tiny tensors gain nothing from a second thread, and lose much on a busy machine."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_interpreter() -> Iterator[None]:
+    """Interpreted kernels in two thirds of the time."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if not torch.cuda.is_available():
+            replace_once_per_launch(monkeypatch)
+        yield
 
 
 @pytest.fixture(scope="session")
