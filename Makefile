@@ -21,6 +21,7 @@ MODEL ?=
 IN ?=
 OUT ?=
 ARGS ?=
+WORKERS ?= 2
 MODEL_FLAG = $(if $(MODEL),--model-path "$(MODEL)")
 
 .PHONY: help setup serve batch bench bench-gpu test gpu-test gpu-sanitize test-e2e check fmt fmt-check lint types imports clean
@@ -57,8 +58,11 @@ batch: $(SERVE_READY) ## run an OpenAI batch file: IN=in.jsonl OUT=out.jsonl [MO
 bench: $(SERVE_READY) ## measure speed and write bench/results/*.json
 	$(PYTHON) -m server.cli bench $(MODEL_FLAG) $(ARGS)
 
-test: $(TEST_READY) ## the tests that need no GPU
-	$(PYTHON) -m pytest $(ARGS)
+# Workers share the cores: each keeps to one thread, and compiles in its own process.
+test: export OMP_NUM_THREADS := 1
+test: export TORCHINDUCTOR_COMPILE_THREADS := 1
+test: $(TEST_READY) ## the tests that need no GPU; WORKERS=2 processes, 0 for none but this
+	$(PYTHON) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 # Real geometries fill the GPU: those files run by themselves. Exit code 5: ARGS selected no test.
 GPU_ALONE := tests/engine/test_cuda.py tests/engine/test_cuda_geometries.py \
