@@ -31,7 +31,7 @@ from tests.spec.verify_contract import greedy_run, make_prompts, write_script
 NUM_DRAFTS = 3
 NUM_TOKENS = 40
 # Requests of one length keep pace: every step has as many of them with drafts as without.
-PROMPT_LENGTHS = (9, 9)
+PROMPT_LENGTHS = (9, 9, 9)
 
 
 class NoDrafts(StubProposer):
