@@ -12,11 +12,16 @@ from graphs.kernels.gdn.stash import stash_bytes_per_row
 class DraftMemory:
     """What a draft method declares: bytes of its own, and per token of the target's KV cache.
 
-    `rows_per_request`: rows that a step scores for each request, its drafts and one more.
+    `num_weights`, `kv_values_per_token`, `values_per_slot`: the same, and per running request, in
+    values of the model's dtype. `rows_per_request`: rows that a step scores for each request, its
+    drafts and one more.
     """
 
     fixed_bytes: int = 0
     kv_per_token: int = 0
+    num_weights: int = 0
+    kv_values_per_token: int = 0
+    values_per_slot: int = 0
     rows_per_request: int = 1
 
 
@@ -35,11 +40,12 @@ class UnitBytes:
     gdn_per_slot: int
     sampling_per_slot: int
     verify_scratch_per_row: int = 0
+    draft_per_slot: int = 0
 
     @property
     def per_slot(self) -> int:
         """All that one more running request needs beside pages."""
-        return self.gdn_per_slot + self.sampling_per_slot
+        return self.gdn_per_slot + self.sampling_per_slot + self.draft_per_slot
 
 
 @dataclass(frozen=True)
@@ -129,8 +135,9 @@ def unit_bytes(
             dtype_bytes=dtype_bytes,
         )
     return UnitBytes(
-        kv_per_token=kv + draft.kv_per_token,
+        kv_per_token=kv + draft.kv_per_token + draft.kv_values_per_token * dtype_bytes,
         gdn_per_slot=num_gdn * (ring + state) + draft.rows_per_request * scratch,
+        draft_per_slot=draft.values_per_slot * dtype_bytes,
         sampling_per_slot=sampling_slot_bytes,
         verify_scratch_per_row=scratch,
     )

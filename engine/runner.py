@@ -231,12 +231,8 @@ class Runner:
         hidden = self._model.hidden(inputs, forward)
         if self._spec is not None and self._spec.wants_features:
             row_slots = prefill_row_slots(batch, len(inputs.token_ids))
-            self._spec.take_features(
-                self._model.features(hidden),
-                inputs.token_ids,
-                upload(row_slots, self._device),
-                inputs.positions,
-            )
+            features = self._model.features(hidden)
+            self._spec.take_features(features, inputs, upload(row_slots, self._device))
         assert inputs.logit_rows is not None
         entries = batch.sampling_entries
         sampled_rows, scored_rows = inputs.logit_rows.split(

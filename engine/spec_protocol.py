@@ -10,17 +10,20 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from engine.attention.protocol import MAX_VERIFY_ROWS
+from engine.attention.protocol import MAX_VERIFY_ROWS, AttentionBackend
 from engine.memory import DraftMemory
 from engine.model_config import ModelConfig
+from engine.models.hybrid import ForwardFunctions, HybridModel
 from engine.request import is_integer
 from engine.sampler import Sampled, SamplingPlan
 from engine.sampling_rows import SamplingTable
+from graphs.inputs import ForwardInputs
 from graphs.kernels.kernel_set import SampleKernels
 
 RUNTIME = "spec.runner"
@@ -110,11 +113,43 @@ class VerifyOutcome:
     """What a drained step did for one request: its drafts, and the tokens that it got.
 
     None where the request had ended before the drain; what a stop cuts off is not among them.
+    Drafts made on the device are DEVICE_DRAFT here.
     """
 
     request_id: str
     draft_ids: Sequence[int]
     token_ids: Sequence[int]
+
+
+@dataclass(frozen=True)
+class DraftTarget:
+    """What a draft method may use of the target, to read.
+
+    `model` has the embedding, the head and the kernels, `backend` attends, `forward` are the
+    regions of a forward, compiled or as they are. `model_path` is the target's folder.
+    """
+
+    model: HybridModel
+    backend: AttentionBackend
+    forward: ForwardFunctions
+    model_path: Path
+    load_format: str
+    dtype: torch.dtype
+    device: torch.device
+
+
+class DraftRows(NamedTuple):
+    """The requests of a verify step that wants drafts, on the device.
+
+    slots, positions, token_ids: [R] int64 of their pending tokens. kv_slots: [R, k + 1] int64 of
+    the rows to be verified; page_table: [R, P] int64, which has their pages.
+    """
+
+    slots: Tensor
+    positions: Tensor
+    token_ids: Tensor
+    kv_slots: Tensor
+    page_table: Tensor
 
 
 class VerifyRows(NamedTuple):
@@ -143,11 +178,12 @@ class VerifyChoice(NamedTuple):
 
 
 class SpecRuntime(Protocol):
-    """One draft method at work. `choose` runs inside the captured step; the rest on the host.
+    """One draft method at work.
 
-    All but `choose` and `take_features` are called in turns, from the thread that launches steps
-    (`capture`, `propose`) and from the event loop (the rest: brief, or all requests wait), never at
-    the same time. What one of them raises ends the engine, after which none is called.
+    `choose`, `draft`, `take_features` and `take_choice` run inside the captured step. The rest is
+    on the host and called in turns, from the thread that launches steps (`capture`, `propose`) and
+    from the event loop (the others: brief, or all requests wait), never at the
+    same time. What one of them raises ends the engine, after which none is called.
     """
 
     @property
@@ -165,18 +201,32 @@ class SpecRuntime(Protocol):
         """Whether `take_features` is to be called."""
         ...
 
-    def capture(self, device: torch.device, sizes: DraftSizes) -> None:
+    @property
+    def drafts_on_device(self) -> bool:
+        """Whether `draft` and `take_choice` are to be called, within each verify step.
+
+        `propose` then says how many drafts there will be: lists of DEVICE_DRAFT.
+        """
+        ...
+
+    def capture(self, target: DraftTarget, sizes: DraftSizes) -> None:
         """Once, on the launching thread, before the target's steps are compiled and captured."""
         ...
 
-    def take_features(
-        self, hidden: Tensor, token_ids: Tensor, slots: Tensor, positions: Tensor
-    ) -> None:
+    def draft(self, rows: DraftRows) -> Tensor:
+        """Drafts [R, k] int64, at the start of a verify step."""
+        ...
+
+    def take_features(self, hidden: Tensor, inputs: ForwardInputs, slots: Tensor) -> None:
         """What the target computed for the rows of a prefill or verify step, within the step.
 
-        hidden: [T, hidden_size] after the final norm. token_ids, slots, positions: [T] int64;
-        rows of slot 0 are padding. Rows that the step then rejects are among them.
+        hidden: [T, hidden_size] after the final norm. inputs: of the target's forward. slots: [T]
+        int64; rows of slot 0 are padding. Rows that the step then rejects are among them.
         """
+        ...
+
+    def take_choice(self, slots: Tensor, choice: VerifyChoice) -> None:
+        """What a verify step chose for its requests' slots [R], at its end."""
         ...
 
     def finish_prefill(self, request: DraftRequest) -> None:

@@ -82,7 +82,7 @@ def fixed_bytes(
             -(-(limits.max_model_len + draft.rows_per_request - 1) // limits.page_size)
             + MIN_TABLE_PAGES,
         ),
-        drafts=draft.fixed_bytes,
+        drafts=draft.fixed_bytes + draft.num_weights * settings.dtype.itemsize,
         reserve=CUDA_RESERVE_BYTES if settings.is_cuda else 0,
     )
 

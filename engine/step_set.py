@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from engine.attention.choice import build_backend
 from engine.cache.pools import CachePools
 from engine.committed_state import committed_states
 from engine.compile_cache import enable_disk_caches
@@ -23,7 +24,7 @@ from engine.plan import Plan
 from engine.sampler import SamplingPlan
 from engine.sampling_rows import SamplingTable
 from engine.slot_tables import SlotTables
-from engine.spec_protocol import DraftSizes, SpecRuntime
+from engine.spec_protocol import DraftSizes, DraftTarget, SpecRuntime
 from engine.token_step import (
     GREEDY,
     SAMPLED,
@@ -70,7 +71,8 @@ class StepSet:
 def prepare_thread(plan: Plan) -> None:
     """Set up the thread that launches steps: its limit of compilations, its stream."""
     kinds = set(zip(plan.model.layer_kinds, plan.model.is_moe, strict=True))
-    allow_compilations(len(kinds))
+    has_layer_of_drafts = plan.num_drafts > 0
+    allow_compilations(len(kinds) + has_layer_of_drafts)
     enable_disk_caches()
     if plan.device.device.type == "cuda":
         # Graphs are captured and replayed on a stream of their own.
@@ -105,7 +107,7 @@ def build_steps(
     if spec is None:
         step = TokenStep(model, functions, tables, sampling, plan.page_size, variants)
     else:
-        spec.capture(device, draft_sizes(plan))
+        spec.capture(draft_target(plan, model, functions.forward), draft_sizes(plan))
         step = build_verify_step(plan, model, pools, spec, functions, tables, sampling, variants)
     decode = GraphFamily(
         Kind.DECODE if spec is None else Kind.VERIFY,
@@ -128,8 +130,22 @@ def build_steps(
             device,
             max_prefill_rows=plan.max_prefill_tokens,
             page_size=plan.page_size,
+            take_features=spec.take_features if spec and spec.wants_features else None,
         )
     return StepSet(functions, decode, tables, sampling)
+
+
+def draft_target(plan: Plan, model: HybridModel, forward: ForwardFunctions) -> DraftTarget:
+    """What a draft method may use."""
+    return DraftTarget(
+        model=model,
+        backend=build_backend(plan.prefill_backend, plan.decode_backend),
+        forward=forward,
+        model_path=plan.model_path,
+        load_format=plan.load_format,
+        dtype=plan.dtype,
+        device=plan.device.device,
+    )
 
 
 def draft_sizes(plan: Plan) -> DraftSizes:
@@ -172,6 +188,7 @@ def build_verify_step(
         rows_per_request=1 + plan.num_drafts,
         prepared=variants,
         take_features=spec.take_features if spec.wants_features else None,
+        device_drafts=spec if spec.drafts_on_device else None,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,16 +20,24 @@ from engine.models.hybrid import ForwardFunctions, HybridModel
 from engine.sampler import SamplingPlan
 from engine.sampling_rows import SamplingTable
 from engine.slot_tables import SlotTables
-from engine.spec_protocol import VerifyChoice, VerifyRows
+from engine.spec_protocol import DraftRows, VerifyChoice, VerifyRows
 from engine.token_step import BAD_TOKEN, Chosen, PreparedRows, StepInputs, num_table_pages
-from graphs.inputs import Kind
+from graphs.inputs import ForwardInputs, Kind
 from graphs.kernels.kernel_set import SampleKernels
-from graphs.rows import LAST_TOKEN, RowField
+from graphs.rows import DEVICE_DRAFT, LAST_TOKEN, RowField
 
 ChooseVerified = Callable[
     [Tensor, VerifyRows, SamplingTable, SamplingPlan, SampleKernels], VerifyChoice
 ]
-TakeFeatures = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+TakeFeatures = Callable[[Tensor, ForwardInputs, Tensor], None]
+
+
+class DeviceDrafts(Protocol):
+    """Who makes drafts within the step; see `SpecRuntime`."""
+
+    def draft(self, rows: DraftRows) -> Tensor: ...
+
+    def take_choice(self, slots: Tensor, choice: VerifyChoice) -> None: ...
 
 
 class PreparedVerify(NamedTuple):
@@ -84,7 +92,7 @@ def prepare_verify_rows(
     state_slots = slots.view(-1, rows_per_request)[:, 0].contiguous()
     return PreparedVerify(
         rows=PreparedRows(
-            token_ids=torch.where(drafts < 0, drafts[:, :1], drafts).flatten(),
+            token_ids=scored_tokens(drafts),
             positions=positions,
             kv_slots=pages * page_size + positions % page_size,
             page_table=page_table[state_slots, :num_pages],
@@ -96,6 +104,29 @@ def prepare_verify_rows(
         drafts=drafts,
         first_positions=positions.view(-1, rows_per_request)[:, 0].contiguous(),
     )
+
+
+def scored_tokens(drafts: Tensor) -> Tensor:
+    """The tokens [R * (k + 1)] that rows are scored with: the pending one where there is none."""
+    return torch.where(drafts < 0, drafts[:, :1], drafts).flatten()
+
+
+def with_drafts(prepared: PreparedVerify, device_drafts: DeviceDrafts) -> PreparedVerify:
+    """The same rows with the drafts that are made here, where the host wants some."""
+    pending = prepared.drafts[:, :1]
+    made = device_drafts.draft(
+        DraftRows(
+            slots=prepared.rows.state_slots,
+            positions=prepared.first_positions,
+            token_ids=pending.squeeze(1),
+            kv_slots=prepared.rows.kv_slots.view_as(prepared.drafts),
+            page_table=prepared.rows.page_table,
+        )
+    )
+    is_made = prepared.drafts == DEVICE_DRAFT
+    drafts = torch.where(is_made, torch.cat([pending, made], dim=1), prepared.drafts)
+    rows = prepared.rows._replace(token_ids=scored_tokens(drafts))
+    return prepared._replace(rows=rows, drafts=drafts)
 
 
 class VerifyStep:
@@ -113,8 +144,9 @@ class VerifyStep:
         rows_per_request: int,
         prepared: Sequence[SamplingPlan],
         take_features: TakeFeatures | None = None,
+        device_drafts: DeviceDrafts | None = None,
     ) -> None:
-        self._take_features = take_features
+        self._take_features, self._device_drafts = take_features, device_drafts
         self._model, self._functions = model, functions
         self._tables, self._sampling, self._states = tables, sampling, tuple(states)
         self._page_size, self._rows_per_request = page_size, rows_per_request
@@ -134,6 +166,8 @@ class VerifyStep:
             plan,
             functions.kernels,
         )
+        if self._device_drafts is not None:
+            self._device_drafts.take_choice(prepared.rows.state_slots, choice)
         sampled = choice.sampled
         committed = CommittedRows(
             slots=prepared.rows.state_slots,
@@ -163,12 +197,10 @@ class VerifyStep:
             num_table_pages(rows, tables, self._page_size),
             self._rows_per_request,
         )
-        hidden = self._model.hidden(self._inputs.build(prepared.rows), self._functions.forward)
+        if self._device_drafts is not None:
+            prepared = with_drafts(prepared, self._device_drafts)
+        inputs = self._inputs.build(prepared.rows)
+        hidden = self._model.hidden(inputs, self._functions.forward)
         if self._take_features is not None:
-            self._take_features(
-                self._model.features(hidden),
-                prepared.rows.token_ids,
-                prepared.slots,
-                prepared.rows.positions,
-            )
+            self._take_features(self._model.features(hidden), inputs, prepared.slots)
         return self._model.logits(hidden, None, self._functions.forward), prepared

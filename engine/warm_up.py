@@ -25,6 +25,7 @@ from engine.sampler import SamplingPlan, sample
 from engine.sampling_rows import SamplingTable
 from engine.step_memory import SCORED_ROWS_AT_ONCE
 from engine.token_step import GREEDY, Chosen, StepFunctions
+from engine.verify_step import TakeFeatures
 from graphs.family import GraphFamily
 from graphs.inputs import ForwardInputs, Kind
 from graphs.kernels.moe.configs import GroupedConfig, RouterConfig, grouped_config, router_config
@@ -55,6 +56,7 @@ def warm_up(
     *,
     max_prefill_rows: int,
     page_size: int,
+    take_features: TakeFeatures | None = None,
 ) -> None:
     """Run padding-only steps: they touch the padding page and slots, no request's.
 
@@ -74,6 +76,8 @@ def warm_up(
     for num_rows in prefill_sizes(model.config, model.embedding.dtype, device, max_prefill_rows):
         inputs = padding_prefill(PREFILL_REQUESTS, num_rows, PREFILL_PAGES, device)
         hidden = model.hidden(inputs, functions.forward)
+        if take_features is not None:
+            take_features(model.features(hidden), inputs, torch.zeros_like(inputs.token_ids))
     for num_rows in HEAD_ROWS:
         rows = torch.zeros(num_rows, dtype=torch.int64, device=device)
         model.logits(hidden, rows, functions.forward)

@@ -13,6 +13,8 @@ from torch import Tensor
 LAST_TOKEN = -1
 # In the field TOKEN_ID of a verify step: the row has no draft. It is scored and never committed.
 NO_DRAFT = -2
+# Likewise: the row's draft is made on the device, within the step.
+DEVICE_DRAFT = -3
 
 
 class RowField(IntEnum):
@@ -20,7 +22,7 @@ class RowField(IntEnum):
 
     SLOT: of the row's request. POSITION: in its sequence. PAGE: the KV page that holds this
     position. OUTPUT_INDEX: index of the output token that the row chooses. TOKEN_ID: the row's
-    token, LAST_TOKEN or NO_DRAFT.
+    token, LAST_TOKEN, NO_DRAFT or DEVICE_DRAFT.
     """
 
     SLOT = 0

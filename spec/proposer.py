@@ -8,19 +8,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from engine.model_config import ModelConfig
-from engine.spec_protocol import DraftRequest, DraftSizes, SpecSettings, VerifyOutcome
+from engine.spec_protocol import (
+    DraftRequest,
+    DraftRows,
+    DraftSizes,
+    DraftTarget,
+    SpecSettings,
+    VerifyChoice,
+    VerifyOutcome,
+)
+from graphs.inputs import ForwardInputs
 
 
 @dataclass(frozen=True)
 class ProposerMemory:
-    """Device bytes that a draft method takes: once, and for each token of the target's KV cache."""
+    """Device bytes that a draft method takes: once, and for each token of the target's KV cache.
+
+    The others count values of the model's dtype: once, for each token, for each running request.
+    """
 
     fixed_bytes: int = 0
     kv_per_token: int = 0
+    num_weights: int = 0
+    kv_values_per_token: int = 0
+    values_per_slot: int = 0
 
 
 class Proposer:
@@ -61,6 +75,22 @@ class Proposer:
         """
         return ProposerMemory()
 
+    #: Whether drafts are made by `draft`, within the step, and not by `propose`.
+    drafts_on_device: bool = False
+
+    def draft(self, rows: DraftRows) -> Tensor:
+        """Drafts [R, k] int64 of a verify step, at its start and captured with it.
+
+        Only of methods with `drafts_on_device`; device work of static shapes, nothing read back.
+        """
+        raise NotImplementedError
+
+    def take_choice(self, slots: Tensor, choice: VerifyChoice) -> None:
+        """What the step chose, and how many rows of each request [R] it commits.
+
+        Only for methods with `drafts_on_device`; after `take_features` of the same step.
+        """
+
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
         """Drafts for each request, in order: the tokens that may follow its pending token.
 
@@ -71,21 +101,19 @@ class Proposer:
         """
         raise NotImplementedError
 
-    def capture(self, device: torch.device, sizes: DraftSizes) -> None:
-        """Allocate device memory, and capture graphs of the method's own.
+    def capture(self, target: DraftTarget, sizes: DraftSizes) -> None:
+        """Load weights, allocate device memory, and capture graphs of the method's own.
 
-        Called once, before the target's steps are captured.
+        Called once, before the target's steps are compiled and captured.
         """
 
-    def take_features(
-        self, hidden: Tensor, token_ids: Tensor, slots: Tensor, positions: Tensor
-    ) -> None:
+    def take_features(self, hidden: Tensor, inputs: ForwardInputs, slots: Tensor) -> None:
         """What the target computed for the rows of a prefill or verify step.
 
         Part of the step and captured with it: device work of static shapes, nothing read back.
-        hidden: [T, hidden_size], after the final norm, valid within this call. token_ids, slots,
-        positions: [T] int64 of each row; rows of slot 0 are padding. Rows of drafts that the
-        step then rejects are among them.
+        hidden: [T, hidden_size], after the final norm, valid within this call. inputs: what the
+        target was given. slots: [T] int64 of each row; rows of slot 0 are padding. Rows of drafts
+        that the step then rejects are among them.
         """
 
     def finish_prefill(self, request: DraftRequest) -> None:

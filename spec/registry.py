@@ -10,6 +10,7 @@ from spec.proposer import Proposer
 
 PROPOSERS: Mapping[str, str] = MappingProxyType(
     {
+        "mtp": "spec.mtp.proposer:MtpProposer",
         "ngram": "spec.ngram.proposer:NgramProposer",
         "stub": "spec.stub.proposer:StubProposer",
     }

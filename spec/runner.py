@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from operator import index
 
-import torch
 from torch import Tensor
 
 from engine.memory import DraftMemory
@@ -15,13 +15,17 @@ from engine.sampler import SamplingPlan
 from engine.sampling_rows import SamplingTable
 from engine.spec_protocol import (
     DraftRequest,
+    DraftRows,
     DraftSizes,
+    DraftTarget,
     SpecSettings,
     VerifyChoice,
     VerifyOutcome,
     VerifyRows,
 )
+from graphs.inputs import ForwardInputs
 from graphs.kernels.kernel_set import SampleKernels
+from graphs.rows import DEVICE_DRAFT
 from spec.proposer import Proposer, ProposerMemory
 from spec.registry import find_proposer
 from spec.rejection import choose_argmax, choose_sampled, choose_synthetic
@@ -68,15 +72,26 @@ class SpecRunner:
         """As the proposer declares."""
         return self._proposer.wants_features
 
-    def capture(self, device: torch.device, sizes: DraftSizes) -> None:
-        """Once, before the target's steps are captured; see `Proposer.capture`."""
-        self._proposer.capture(device, sizes)
+    @property
+    def drafts_on_device(self) -> bool:
+        """As the proposer declares."""
+        return self._proposer.drafts_on_device
 
-    def take_features(
-        self, hidden: Tensor, token_ids: Tensor, slots: Tensor, positions: Tensor
-    ) -> None:
+    def capture(self, target: DraftTarget, sizes: DraftSizes) -> None:
+        """Once, before the target's steps are captured; see `Proposer.capture`."""
+        self._proposer.capture(target, sizes)
+
+    def draft(self, rows: DraftRows) -> Tensor:
+        """At the start of a verify step; see `Proposer.draft`."""
+        return self._proposer.draft(rows)
+
+    def take_features(self, hidden: Tensor, inputs: ForwardInputs, slots: Tensor) -> None:
         """Within prefill and verify steps; see `Proposer.take_features`."""
-        self._proposer.take_features(hidden, token_ids, slots, positions)
+        self._proposer.take_features(hidden, inputs, slots)
+
+    def take_choice(self, slots: Tensor, choice: VerifyChoice) -> None:
+        """At the end of a verify step; see `Proposer.take_choice`."""
+        self._proposer.take_choice(slots, choice)
 
     def finish_prefill(self, request: DraftRequest) -> None:
         """The request decodes from now on; see `Proposer.finish_prefill`."""
@@ -89,6 +104,8 @@ class SpecRunner:
             ValueError: the proposer returned something else than lists of integers, one for each
                 request; names it. What the proposer itself raises goes through.
         """
+        if self._proposer.drafts_on_device:
+            return [[DEVICE_DRAFT] * min(r.max_drafts, self.num_drafts) for r in requests]
         proposed = self._proposer.propose(requests)
         if not isinstance(proposed, list) or len(proposed) != len(requests):
             raise self._mistake(f"{_describe(proposed)} for {len(requests)} requests")
@@ -150,20 +167,15 @@ def _declared_memory(
     """What the method declares, checked, and the rows that its drafts make."""
     declared: object = proposer_class.memory(settings, model)
     if not isinstance(declared, ProposerMemory) or not all(
-        is_integer(num_bytes) and num_bytes >= 0
-        for num_bytes in (declared.fixed_bytes, declared.kv_per_token)
+        is_integer(size) and size >= 0 for size in asdict(declared).values()
     ):
         what = declared if isinstance(declared, ProposerMemory) else _describe(declared)
         raise ValueError(
             f"--speculative-algorithm {settings.algorithm}: memory of "
             f"{proposer_class.__qualname__} returned {what}; it must return a ProposerMemory of "
-            f"whole numbers of bytes, 0 or more"
+            f"whole numbers, 0 or more"
         )
-    return DraftMemory(
-        fixed_bytes=declared.fixed_bytes,
-        kv_per_token=declared.kv_per_token,
-        rows_per_request=settings.num_drafts + 1,
-    )
+    return DraftMemory(**asdict(declared), rows_per_request=settings.num_drafts + 1)
 
 
 def _describe(value: object) -> str:

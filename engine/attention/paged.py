@@ -33,10 +33,14 @@ class PagedAttention:
             heads.eps,
         )
         cache = (kv.k_pool, kv.v_pool, inputs.page_table, inputs.context_lens)
+        # The Triton kernels skip no tokens yet: the plan refuses who would need it of them.
+        skipped = () if kv.first_token == 0 else (kv.first_token,)
         if inputs.kind in (Kind.DECODE, Kind.VERIFY):
-            return self.kernels.paged_decode_attention(q, qkv, *cache, inputs.rows_per_request)
+            return self.kernels.paged_decode_attention(
+                q, qkv, *cache, inputs.rows_per_request, *skipped
+            )
         return self.kernels.paged_prefill_attention(
-            q, qkv, *cache, inputs.row_starts, inputs.chunks
+            q, qkv, *cache, inputs.row_starts, inputs.chunks, *skipped
         )
 
 

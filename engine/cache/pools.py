@@ -20,10 +20,14 @@ PADDING_INDEX = 0
 
 @dataclass(frozen=True)
 class KvLayer:
-    """One attention layer's keys and values, each [pages, page_size, num_kv_heads, head_dim]."""
+    """One attention layer's keys and values, each [pages, page_size, num_kv_heads, head_dim].
+
+    `first_token`: tokens of a request before it have none; no row sees them.
+    """
 
     k_pool: Tensor
     v_pool: Tensor
+    first_token: int = 0
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,31 @@ def test_prefill_chunks_then_decode(num_q_heads: int, num_kv_heads: int, head_di
         assert error < KERNEL_FP32_RTOL
 
 
+@pytest.mark.parametrize("first_token", [1, 9])
+def test_tokens_before_the_first_are_not_seen(first_token: int) -> None:
+    """V18: whatever their keys and values hold. Oracle: attention over the rest."""
+    torch.manual_seed(1)
+    length, heads, head_dim, rows = 20, 2, 16, 3
+    pools = tuple(torch.full((NUM_PAGES, PAGE_SIZE, heads, head_dim), torch.nan) for _ in range(2))
+    pages = [7, 3, 5]
+    q, k, v = (torch.randn(length, heads, head_dim) for _ in range(3))
+    seen = range(first_token, length)
+    reference.write_kv(*pools, place(pages, seen), k[first_token:], v[first_token:])
+    expected = causal_attention(q[first_token:], k[first_token:], v[first_token:])
+    gates = torch.full((length, 8 * head_dim), torch.inf)
+    table, lens = torch.tensor([pages]), torch.tensor([length])
+    whole = reference.paged_prefill_attention(
+        q, gates, *pools, table, lens, torch.tensor([0, length]), torch.empty(0), first_token
+    )
+    assert not whole[:first_token].any()
+    last = reference.paged_decode_attention(
+        q[-rows:], gates[:rows], *pools, table, lens, rows, first_token
+    )
+    for got, wanted in ((whole[first_token:], expected), (last, expected[-rows:])):
+        error = (got.double() - wanted.flatten(1)).norm() / wanted.norm()
+        assert error < KERNEL_FP32_RTOL
+
+
 def test_rotation_leaves_the_rest_and_keeps_lengths() -> None:
     """E1: only the first dims turn, by position * frequency. Oracle: complex multiplication."""
     torch.manual_seed(0)

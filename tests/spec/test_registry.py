@@ -66,5 +66,7 @@ def test_a_wrong_name_is_refused_in_one_line(
     message = str(refusal.value)
     assert message.startswith(f"--speculative-algorithm {algorithm}: ")
     assert cause in message
-    assert message.endswith("accepted: ngram, stub, or module:Class of a spec.proposer.Proposer")
+    assert message.endswith(
+        "accepted: mtp, ngram, stub, or module:Class of a spec.proposer.Proposer"
+    )
     assert "\n" not in message

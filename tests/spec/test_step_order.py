@@ -18,8 +18,15 @@ from engine.client import EngineDeadError
 from engine.committed_state import CommittedRows, GdnState
 from engine.sampler import SamplingPlan
 from engine.scheduler import Scheduler
-from engine.spec_protocol import DraftRequest, DraftSizes, SpecSettings, VerifyOutcome
+from engine.spec_protocol import (
+    DraftRequest,
+    DraftSizes,
+    DraftTarget,
+    SpecSettings,
+    VerifyOutcome,
+)
 from engine.verify_step import PreparedVerify, VerifyStep
+from graphs.inputs import ForwardInputs
 from spec.proposer import Proposer
 from tests.engine.request_trace import save_checkpoint
 
@@ -130,12 +137,11 @@ class HookedProposer(RepeatingProposer):
     wants_features = True
     notes: ClassVar[list[tuple[object, ...]]] = []
 
-    def capture(self, device: torch.device, sizes: DraftSizes) -> None:
-        self.notes.append(("capture", device.type, sizes))
+    def capture(self, target: DraftTarget, sizes: DraftSizes) -> None:
+        self.notes.append(("capture", target.device.type, sizes))
 
-    def take_features(
-        self, hidden: Tensor, token_ids: Tensor, slots: Tensor, positions: Tensor
-    ) -> None:
+    def take_features(self, hidden: Tensor, inputs: ForwardInputs, slots: Tensor) -> None:
+        token_ids, positions = inputs.token_ids, inputs.positions
         assert hidden.shape == (len(token_ids), self.model.hidden_size)
         # After the norm: rows of a mean square near the norm's own.
         assert bool(hidden[slots > 0].isfinite().all())

@@ -8,8 +8,19 @@ import torch
 from torch import Tensor
 
 from engine.model_config import ModelConfig
-from engine.spec_protocol import DraftRequest, DraftSizes, SpecSettings, VerifyOutcome
+from engine.spec_protocol import (
+    DraftRequest,
+    DraftRows,
+    DraftSizes,
+    DraftTarget,
+    SpecSettings,
+    VerifyChoice,
+    VerifyOutcome,
+)
+from graphs.inputs import ForwardInputs
 from spec.proposer import Proposer, ProposerMemory
+
+DRAFTS = torch.zeros(1, 3, dtype=torch.int64)
 
 
 class SmallestProposer(Proposer):
@@ -35,13 +46,18 @@ class RecordingProposer(Proposer):
         self.calls.append(("propose", requests))
         return [[7] for _ in requests]
 
-    def capture(self, device: torch.device, sizes: DraftSizes) -> None:
-        self.calls.append(("capture", device, sizes))
+    def capture(self, target: DraftTarget, sizes: DraftSizes) -> None:
+        self.calls.append(("capture", target, sizes))
 
-    def take_features(
-        self, hidden: Tensor, token_ids: Tensor, slots: Tensor, positions: Tensor
-    ) -> None:
-        self.calls.append(("take_features", hidden, token_ids, slots, positions))
+    def draft(self, rows: DraftRows) -> Tensor:
+        self.calls.append(("draft", rows))
+        return DRAFTS
+
+    def take_features(self, hidden: Tensor, inputs: ForwardInputs, slots: Tensor) -> None:
+        self.calls.append(("take_features", hidden, inputs, slots))
+
+    def take_choice(self, slots: Tensor, choice: VerifyChoice) -> None:
+        self.calls.append(("take_choice", slots, choice))
 
     def finish_prefill(self, request: DraftRequest) -> None:
         self.calls.append(("finish_prefill", request))

@@ -75,8 +75,12 @@ def paged_decode_attention(
     page_table: Tensor,
     context_lens: Tensor,
     rows_per_request: int,
+    first_token: int = 0,
 ) -> Tensor:
-    """See `ops.paged_decode_attention`; rows of padding requests are NaN."""
+    """See `ops.paged_decode_attention`; rows of padding requests are NaN.
+
+    first_token: no row sees a token before it; one that sees none at all is NaN.
+    """
     num_rows, num_q_heads, head_dim = q.shape
     num_requests, num_kv_heads = page_table.shape[0], k_pool.shape[2]
     k = k_pool[page_table].flatten(1, 2)  # [R, S, H, D]
@@ -84,8 +88,8 @@ def paged_decode_attention(
     tokens = torch.arange(k.shape[1], device=q.device)
     row_offsets = torch.arange(1 - rows_per_request, 1, device=q.device)
     visible = tokens[:, None] < (context_lens[:, None] + row_offsets)[:, None]  # [R, S, rows]
-    visible = visible[:, :, None, :, None]
-    outside = tokens >= context_lens[:, None]
+    visible = (visible & (tokens >= first_token)[:, None])[:, :, None, :, None]
+    outside = (tokens >= context_lens[:, None]) | (tokens < first_token)
     # Stale pages may hold NaN, and 0 * NaN is NaN.
     v = v.masked_fill(outside[:, :, None, None], 0.0).float()
     # Products and sums instead of matmul: compiled, they read the pages where they lie.
@@ -109,9 +113,15 @@ def paged_prefill_attention(
     context_lens: Tensor,
     row_starts: Tensor,
     chunks: Tensor,
+    first_token: int = 0,
 ) -> Tensor:
-    """See `ops.paged_prefill_attention`; chunks are not looked at."""
-    attended: Tensor = attend_requests(q, k_pool, v_pool, page_table, context_lens, row_starts)
+    """See `ops.paged_prefill_attention`; chunks are not looked at.
+
+    first_token: no row sees a token before it; one that sees none at all is zero.
+    """
+    attended: Tensor = attend_requests(
+        q, k_pool, v_pool, page_table, context_lens, row_starts, first_token
+    )
     gate = split_qkv(qkv, q.shape[1], q.shape[2])[1]
     return (attended * torch.sigmoid(gate)).flatten(1)
 
@@ -124,8 +134,12 @@ def attend_requests(
     page_table: Tensor,
     context_lens: Tensor,
     row_starts: Tensor,
+    first_token: int,
 ) -> Tensor:
-    """Causal attention of q [T, HQ, D] request by request; rows past row_starts[-1] are zero."""
+    """Causal attention of q [T, HQ, D] request by request; rows past row_starts[-1] are zero.
+
+    As are rows that see no token, from first_token on.
+    """
     out = torch.zeros_like(q)
     page_size = k_pool.shape[1]
     starts = row_starts.tolist()
@@ -135,18 +149,20 @@ def attend_requests(
         if num_rows == 0:
             continue
         pages = page_table[index, : -(-context_len // page_size)]
-        k = k_pool[pages].flatten(0, 1)[:context_len].transpose(0, 1)  # [H, S, D]
-        v = v_pool[pages].flatten(0, 1)[:context_len].transpose(0, 1)
+        seen = slice(first_token, context_len)
+        k = k_pool[pages].flatten(0, 1)[seen].transpose(0, 1)  # [H, S, D]
+        v = v_pool[pages].flatten(0, 1)[seen].transpose(0, 1)
         last_visible = torch.arange(context_len - num_rows, context_len, device=q.device)
-        visible = torch.arange(context_len, device=q.device) <= last_visible[:, None]
+        tokens = torch.arange(context_len, device=q.device)[seen]
         repeats = q.shape[1] // k.shape[0]
         attended = F.scaled_dot_product_attention(
             q[rows].transpose(0, 1)[None],
             k.repeat_interleave(repeats, dim=0)[None],
             v.repeat_interleave(repeats, dim=0)[None],
-            attn_mask=visible,
+            attn_mask=tokens <= last_visible[:, None],
         )
-        out[rows] = attended[0].transpose(0, 1)
+        seeing = last_visible >= first_token
+        out[rows] = torch.where(seeing[:, None, None], attended[0].transpose(0, 1), 0.0)
     return out
 
 
@@ -158,5 +174,6 @@ def _(
     page_table: Tensor,
     context_lens: Tensor,
     row_starts: Tensor,
+    first_token: int,
 ) -> Tensor:
     return torch.empty_like(q)

@@ -1,0 +1,1 @@
+"""Drafts by the model itself: its multi-token-prediction layer."""
