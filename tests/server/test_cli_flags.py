@@ -148,7 +148,7 @@ def test_an_unknown_draft_method_is_one_line(
     assert main(["serve", "--port", "0", "--device", "cpu", "--spec-algo", "oracle"]) == 2
     check_one_line(
         capfd,
-        "--speculative-algorithm oracle: no such draft method; accepted: mtp, ngram, stub, or module:C",
+        "--speculative-algorithm oracle: no such draft method; accepted: mtp, ngram, stub, or mod",
     )
 
 
