@@ -14,14 +14,15 @@ from server.service.state import ServerState
 class UnitBytesBody(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one token's keys and values, and of one running request's state.
 
-    With a draft method both have its part in them: of `gdn_per_slot`, verify_scratch_per_row for
-    each row of a request in a step.
+    With a draft method these have its part in them: of `gdn_per_slot`, verify_scratch_per_row for
+    each row of a request in a step. `draft_per_slot`: what the method keeps of a request.
     """
 
     kv_per_token: int
     gdn_per_slot: int
     sampling_per_slot: int
     verify_scratch_per_row: int
+    draft_per_slot: int
 
 
 class Geometry(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +103,7 @@ def cache_status(info: EngineInfo, stats: EngineStats) -> CacheStatus:
             gdn_per_slot=plan.units.gdn_per_slot,
             sampling_per_slot=plan.units.sampling_per_slot,
             verify_scratch_per_row=plan.units.verify_scratch_per_row,
+            draft_per_slot=plan.units.draft_per_slot,
         )
         memory = MemoryBody(
             free_bytes=plan.free_bytes,

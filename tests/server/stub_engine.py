@@ -40,6 +40,7 @@ STUB_MEMORY = MemoryPlan(
         gdn_per_slot=100_000,
         sampling_per_slot=1_000,
         verify_scratch_per_row=6_000,
+        draft_per_slot=700,
     ),
     page_size=64,
     num_pages=64,

@@ -28,7 +28,7 @@ async def test_cache_status(http: httpx.AsyncClient) -> None:
         "tables": 4_000,
         "drafts": 0,
         "reserve": 500,
-        "slots": 9 * 101_000,
+        "slots": 9 * 101_700,
         "pages": 65 * 64 * 512,
     }
     assert response.json() == {
@@ -39,6 +39,7 @@ async def test_cache_status(http: httpx.AsyncClient) -> None:
                 "gdn_per_slot": 100_000,
                 "sampling_per_slot": 1_000,
                 "verify_scratch_per_row": 6_000,
+                "draft_per_slot": 700,
             },
         },
         "pages": {"capacity": 64, "used": 16},
